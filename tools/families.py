@@ -1,0 +1,192 @@
+"""Families as data: ``kernels/<name>/family.yaml`` + CUDA source → Family; plan → Variant."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tools.expr import ExprError, evaluate, names
+from tools.launching import accepts
+from tools.paths import kernels_dir
+from tools.records import BLayout, Family, LaunchSpec, Plan, Task, Variant
+
+_LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.MULTILINE)
+_KNOB_NAME = re.compile(r"^[A-Z][A-Z0-9_]*$")
+_RESERVED = {"sm_count", "ctas_per_sm", "max_active_clusters", "B_NK"}
+
+
+class ManifestError(ValueError):
+    """A manifest is broken; the message names the file and what to change."""
+
+
+def load_families(root: Path | None = None) -> dict[str, Family]:
+    """All families under ``root`` (default: the packaged ``kernels/``), by name."""
+    root = root or kernels_dir()
+    manifests = sorted(root.glob("*/family.yaml"))
+    if not manifests:
+        raise ManifestError(f"no kernel families under {root}: expected {root}/<name>/family.yaml")
+    families = [load_family(path.parent) for path in manifests]
+    return {family.name: family for family in families}
+
+
+def load_family(folder: Path) -> Family:
+    """One family. Raises ManifestError on anything that is not a sound manifest."""
+    path = folder / "family.yaml"
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise ManifestError(f"{path} does not exist") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
+    if not isinstance(data, dict):
+        raise ManifestError(f"{path} must be a mapping of manifest fields")
+    file_name = data.pop("source", "kernel.cu")
+    try:
+        source = inline_includes(folder / str(file_name), (folder, folder.parent / "include"))
+        family = Family.model_validate({**data, "name": folder.name, "source": source})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise ManifestError(f"{path}: field '{where}': {first['msg']}") from error
+    _check(family, path)
+    return family
+
+
+def inline_includes(path: Path, search: tuple[Path, ...], seen: set[Path] | None = None) -> str:
+    """The text of ``path`` with every ``#include "local"`` replaced by that file, once. Angle includes stay."""
+    seen = set() if seen is None else seen
+    try:
+        text = path.read_text()
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ManifestError(f"the kernel source {path} does not exist") from error
+
+    def replace(match: re.Match[str]) -> str:
+        name = match.group(1)
+        found = next((d / name for d in search if (d / name).is_file()), None)
+        if found is None or ".." in Path(name).parts:
+            raise ManifestError(f"{path}: cannot find the included file '{name}' beside it or in kernels/include")
+        if found in seen:
+            return ""
+        seen.add(found)
+        return inline_includes(found, search, seen)
+
+    return _LOCAL_INCLUDE.sub(replace, text).replace("#pragma once\n", "")
+
+
+def _check(family: Family, path: Path) -> None:
+    for name in family.knobs:
+        if not _KNOB_NAME.match(name) or name in _RESERVED or name in {"M", "N", "K"}:
+            raise ManifestError(f"{path}: '{name}' cannot be a knob name (capitals, digits, _; not a reserved name)")
+    knob_names = set(family.knobs) | {"B_NK"}
+    for constraint in family.constraints:
+        _names_known(constraint, knob_names, path, "constraint")
+    derived = set(family.launch.constants)
+    if clash := derived & (set(family.knobs) | _RESERVED):
+        raise ManifestError(f"{path}: constants {sorted(clash)} hide knobs or reserved names")
+    known = knob_names | derived | {"M", "N", "K", "sm_count"}
+    for demand in family.accepts:
+        _names_known(demand, known, path, "accepts")
+    for expr in _launch_exprs(family.launch):
+        _names_known(expr, known | _RESERVED, path, "launch expression")
+    if next(plans(family), None) is None:
+        raise ManifestError(f"{path}: the constraints rule out every combination of knob values")
+    for constraint in family.constraints:
+        if not any(evaluate(constraint, env) for env in _combinations(family)):
+            raise ManifestError(f"{path}: the constraint '{constraint}' never holds")
+
+
+def _names_known(expr: int | str, known: set[str], path: Path, what: str) -> None:
+    try:
+        unknown = names(expr) - known
+    except ExprError as error:
+        raise ManifestError(f"{path}: {what}: {error}") from error
+    if unknown:
+        raise ManifestError(f"{path}: {what} '{expr}' names unknown {', '.join(sorted(unknown))}")
+
+
+def _launch_exprs(spec: LaunchSpec) -> Iterator[int | str]:
+    yield from spec.constants.values()
+    yield spec.workspace_bytes
+    yield spec.workspace_state.bytes
+    for launch in spec.launches:
+        yield from (*launch.grid, *launch.block, *launch.cluster, launch.smem_bytes)
+        for arg in launch.args:
+            if arg.tensor_map:
+                yield from (*arg.tensor_map.dims, *arg.tensor_map.box, *(arg.tensor_map.strides or ()))
+            elif arg.i32 is not None or arg.i64 is not None:
+                yield arg.i32 if arg.i32 is not None else (arg.i64 or 0)
+
+
+def _combinations(family: Family) -> Iterator[dict[str, int]]:
+    for layout in family.b_layouts:
+        for values in itertools.product(*(k.values for k in family.knobs.values())):
+            yield {**dict(zip(family.knobs, values, strict=True)), "B_NK": int(layout == "nk")}
+
+
+def plans(family: Family) -> Iterator[Plan]:
+    """Every plan of a family, in the manifest's order."""
+    for env in _combinations(family):
+        try:
+            if all(evaluate(c, env) for c in family.constraints):
+                layout: BLayout = "nk" if env.pop("B_NK") else "kn"
+                yield Plan(family=family.name, revision=family.revision, b_layout=layout, knobs=env)
+        except ExprError as error:
+            raise ManifestError(f"family {family.name}: {error}") from error
+
+
+def validate_plan(family: Family, b_layout: str, knobs: dict[str, Any]) -> Plan:
+    """A plan from loose values (an LLM's JSON). Raises ManifestError that says what is wrong."""
+    if b_layout not in family.b_layouts:
+        raise ManifestError(f"{family.name} has layouts {', '.join(family.b_layouts)} of B, not '{b_layout}'")
+    if unknown := sorted(set(knobs) - set(family.knobs)):
+        raise ManifestError(f"{family.name} has no knob {', '.join(unknown)}; it has {', '.join(family.knobs)}")
+    if missing := [k for k in family.knobs if k not in knobs]:
+        raise ManifestError(f"the plan for {family.name} lacks {', '.join(missing)}")
+    for name, knob in family.knobs.items():
+        if type(knobs[name]) is not int or knobs[name] not in knob.values:
+            allowed = ", ".join(map(str, knob.values))
+            raise ManifestError(f"{family.name}: knob {name} is one of {allowed}, not {knobs[name]!r}")
+    env = {**knobs, "B_NK": int(b_layout == "nk")}
+    for constraint in family.constraints:
+        if not evaluate(constraint, env):
+            raise ManifestError(f"{family.name}: the plan breaks the constraint {constraint}")
+    ordered = {name: knobs[name] for name in family.knobs}
+    return Plan(family=family.name, revision=family.revision, b_layout=b_layout, knobs=ordered)
+
+
+def render(family: Family, plan: Plan) -> Variant:
+    """The variant of a plan: knobs as macros before the source, knobs as constants in the launch spec."""
+    macros = {n: v for n, v in plan.knobs.items() if not family.knobs[n].runtime}
+    macros["B_NK"] = int(plan.b_layout == "nk")
+    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
+    constants = {**plan.knobs, **family.launch.constants}
+    return Variant(
+        source=defines + family.source,
+        launch=family.launch.model_copy(update={"constants": constants}),
+        b_layout=plan.b_layout,
+        flags=family.flags,
+        plan=plan,
+        accepts=family.accepts,
+    )
+
+
+@lru_cache(maxsize=32)
+def _variants(family_json: str) -> tuple[Variant, ...]:
+    family = Family.from_json(family_json)
+    return tuple(render(family, plan) for plan in plans(family))
+
+
+def accepted_plans(families: dict[str, Family], task: Task) -> list[Variant]:
+    """Every plan of every family that takes this task's shape, rendered."""
+    found = []
+    for family in families.values():
+        if family.op == task.op:
+            found += [v for v in _variants(family.to_json()) if accepts(v, task) is None]
+    return found

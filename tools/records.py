@@ -571,6 +571,7 @@ class Step(Record):
     tool: str | None = None
     result_id: str | None = None  # role tool: key of the stored result
     usage: Usage | None = None
+    stop: Literal["tool_calls", "end", "length", "refusal"] | None = None  # role assistant: why the turn ended
     raw: list[dict[str, Any]] | None = None  # provider blocks that must go back unchanged (signed thinking)
 
 

@@ -1,0 +1,36 @@
+"""Settings → policy. The environment is passed in, so that it is read in one place (agent/config.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from policy.anthropic_policy import KEY_NAME as ANTHROPIC_KEY
+from policy.anthropic_policy import AnthropicPolicy
+from policy.base import Policy, PolicyError
+from policy.openai_policy import KEY_NAME as OPENAI_KEY
+from policy.openai_policy import OpenAIPolicy
+from policy.search import SearchPolicy
+from policy.settings import PolicySettings
+from tools.records import Family
+
+
+def make_policy(settings: PolicySettings, families: Mapping[str, Family], environ: Mapping[str, str]) -> Policy:
+    """Raises PolicyError with one sentence when a key or a model name is missing."""
+    match settings.name:
+        case "search":
+            return SearchPolicy(settings, families)
+        case "random":
+            return SearchPolicy(settings, families, method="random")
+        case "anthropic":
+            url = settings.base_url or environ.get("ANTHROPIC_BASE_URL") or None
+            return AnthropicPolicy(settings, model_of(settings), environ.get(ANTHROPIC_KEY), url)
+        case "openai":
+            url = settings.base_url or environ.get("OPENAI_BASE_URL") or None
+            return OpenAIPolicy(settings, model_of(settings), environ.get(OPENAI_KEY), url)
+
+
+def model_of(settings: PolicySettings) -> str:
+    model = settings.model or settings.default_models.get(settings.name)
+    if not model:
+        raise PolicyError(f"the policy '{settings.name}' needs a model: give one with --model")
+    return model

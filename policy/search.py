@@ -1,0 +1,188 @@
+"""Search policies: random, and Optuna's TPE over the plans that accept the shape. What a language model must beat.
+
+Both speak the protocol of a language model (tool calls in, a submit at the end) and keep no state between turns: the
+study is rebuilt from the told trials, so a resumed session goes on exactly as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from policy.base import PolicyRequest, Trial
+from policy.prior import ranked
+from policy.settings import PolicySettings
+from tools.families import accepted_plans
+from tools.records import Family, Plan, Status, Step, Task, ToolCall, content_hash
+
+Arm = tuple[str, str]
+
+
+class SearchPolicy:
+    """``method``: ``tpe`` or ``random``. Proposes only plans that its families have and the shape's demands admit, each
+    at most once, so a rollout ends when the budget or the plans are used up."""
+
+    is_search = True
+
+    def __init__(self, settings: PolicySettings, families: Mapping[str, Family], method: str = "tpe") -> None:
+        self._settings = settings
+        self._families = dict(families)
+        self._method = method
+        self._plans: dict[str, tuple[Plan, ...]] = {}
+
+    @property
+    def name(self) -> str:
+        return "search" if self._method == "tpe" else self._method
+
+    def close(self) -> None:
+        return
+
+    def step(self, request: PolicyRequest) -> Step:
+        plans = self._accepted(request.task)
+        seen = {trial.key for trial in request.trials}
+        unseen = [plan for plan in plans if plan.plan_id not in seen]
+        wanted = min(self._settings.batch, request.evaluations_left, len(unseen))
+        if wanted < 1 or request.turns_left <= 1:
+            return _submit(request.trials, bool(plans), request.task)
+        seed = int(content_hash([request.seed, request.rollout, len(request.trials)]), 16) % 2**32
+        if self._method == "random":
+            chosen = random.Random(seed).sample(unseen, wanted)
+        else:
+            chosen = self._model_based(request, plans, unseen, wanted, seed)
+        calls = tuple(_evaluate(plan, len(request.trials) + i) for i, plan in enumerate(chosen))
+        return Step(role="assistant", text=f"{self.name}: {len(calls)} plans", tool_calls=calls, stop="tool_calls")
+
+    def _accepted(self, task: Task) -> tuple[Plan, ...]:
+        if task.task_id not in self._plans:
+            found = (variant.plan for variant in accepted_plans(self._families, task))
+            self._plans[task.task_id] = tuple(plan for plan in found if plan is not None)
+        return self._plans[task.task_id]
+
+    def _model_based(
+        self, request: PolicyRequest, plans: Sequence[Plan], unseen: list[Plan], wanted: int, seed: int
+    ) -> list[Plan]:
+        seeds = seed_plans(plans, request.task, request.device.sm_count, per_arm=2)
+        open_ids = {plan.plan_id for plan in unseen}
+        chosen = [plan for plan in seeds if plan.plan_id in open_ids][:wanted]
+        if len(chosen) < wanted:
+            taken = {plan.plan_id for plan in chosen}
+            rest = [plan for plan in unseen if plan.plan_id not in taken]
+            chosen += propose(plans, request.trials, rest, wanted - len(chosen), seed, self._settings.startup_trials)
+        return chosen
+
+
+def seed_plans(plans: Sequence[Plan], task: Task, sm_count: int, per_arm: int) -> list[Plan]:
+    """The prior's best plans of every family and layout: all first choices before any second choice."""
+    arms: dict[Arm, list[Plan]] = {}
+    for plan in plans:
+        arms.setdefault(_arm(plan), []).append(plan)
+    best = [ranked(found, task, sm_count)[:per_arm] for found in arms.values()]
+    return [choices[i] for i in range(per_arm) for choices in best if i < len(choices)]
+
+
+def propose(
+    plans: Sequence[Plan], trials: Sequence[Trial], unseen: list[Plan], wanted: int, seed: int, startup_trials: int
+) -> list[Plan]:
+    """``wanted`` plans out of ``unseen`` by TPE. Knobs are conditional on the arm (family and layout) and ordinal, by
+    index into the values that occur; an ask that is no open plan is replaced by the nearest open one of its arm."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    space = _Space(plans)
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup_trials, constant_liar=True)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    known = {plan.plan_id for plan in plans}
+    study.add_trials([space.told(trial) for trial in trials if trial.key in known and _value(trial) is not None])
+    open_plans = {plan.plan_id: plan for plan in unseen}
+    chosen = []
+    for _ in range(min(wanted, len(unseen))):
+        arm, point = space.ask(study.ask())
+        plan = space.nearest(arm, point, list(open_plans.values()))
+        del open_plans[plan.plan_id]
+        chosen.append(plan)
+    return chosen
+
+
+class _Space:
+    """The plans as TPE sees them: an arm, and for each arm its knobs that take more than one value."""
+
+    def __init__(self, plans: Sequence[Plan]) -> None:
+        self.arms = list(dict.fromkeys(_arm(plan) for plan in plans))
+        self.values: dict[Arm, dict[str, list[int]]] = {}
+        for arm in self.arms:
+            members = [plan for plan in plans if _arm(plan) == arm]
+            columns = {k: sorted({plan.knobs[k] for plan in members}) for k in members[0].knobs}
+            self.values[arm] = {k: values for k, values in columns.items() if len(values) > 1}
+
+    def point(self, plan: Plan) -> dict[str, int]:
+        return {k: values.index(plan.knobs[k]) for k, values in self.values[_arm(plan)].items()}
+
+    def told(self, trial: Trial) -> object:
+        import optuna
+
+        assert trial.plan is not None
+        arm = _arm(trial.plan)
+        params: dict[str, object] = {"arm": "/".join(arm)}
+        distributions: dict[str, object] = {"arm": self._arm_distribution()}
+        for name, index in self.point(trial.plan).items():
+            params[f"{params['arm']}.{name}"] = index
+            distributions[f"{params['arm']}.{name}"] = optuna.distributions.IntDistribution(
+                0, len(self.values[arm][name]) - 1
+            )
+        return optuna.trial.create_trial(params=params, distributions=distributions, value=_value(trial))
+
+    def ask(self, trial: object) -> tuple[Arm, dict[str, int]]:
+        suggest_arm = trial.suggest_categorical("arm", ["/".join(arm) for arm in self.arms])  # type: ignore[attr-defined]
+        arm = next(a for a in self.arms if "/".join(a) == suggest_arm)
+        point = {
+            name: trial.suggest_int(f"{suggest_arm}.{name}", 0, len(values) - 1)  # type: ignore[attr-defined]
+            for name, values in self.values[arm].items()
+        }
+        return arm, point
+
+    def nearest(self, arm: Arm, point: Mapping[str, int], candidates: Sequence[Plan]) -> Plan:
+        """Fewest changed knobs first, then the smallest steps, then the manifest's order; another arm if this one is
+        used up."""
+
+        def distance(plan: Plan) -> tuple[int, int]:
+            steps = [abs(index - point[name]) for name, index in self.point(plan).items()]
+            return sum(step > 0 for step in steps), sum(steps)
+
+        same = [plan for plan in candidates if _arm(plan) == arm]
+        return min(same, key=distance) if same else candidates[0]
+
+    def _arm_distribution(self) -> object:
+        import optuna
+
+        return optuna.distributions.CategoricalDistribution(["/".join(arm) for arm in self.arms])
+
+
+def _arm(plan: Plan) -> Arm:
+    return plan.family, plan.b_layout
+
+
+def _value(trial: Trial) -> float | None:
+    """What TPE maximises: the ratio, 0 for a rejected candidate, nothing for what is not known."""
+    if trial.status is Status.FAILED:
+        return 0.0
+    return trial.ratio if trial.status is Status.OK else None
+
+
+def _evaluate(plan: Plan, number: int) -> ToolCall:
+    arguments = {"family": plan.family, "b_layout": plan.b_layout, "knobs": dict(plan.knobs)}
+    return ToolCall(call_id=f"call-{number}", name="evaluate_plan", arguments=arguments)
+
+
+def _submit(trials: Sequence[Trial], any_plan: bool, task: Task) -> Step:
+    best = best_trial(trials)
+    if best is None:
+        why = "no plan passed" if any_plan else f"no family accepts {task.label}"
+        return Step(role="assistant", text=f"nothing to submit: {why}", stop="end")
+    call = ToolCall(call_id=f"call-{len(trials)}", name="submit", arguments={"key": best.key})
+    return Step(role="assistant", text=f"best: {best.label}", tool_calls=(call,), stop="tool_calls")
+
+
+def best_trial(trials: Sequence[Trial]) -> Trial | None:
+    """The highest ratio; the earlier one of equals."""
+    passed = [trial for trial in trials if trial.ratio is not None]
+    return max(passed, key=lambda trial: trial.ratio or 0.0, default=None)

@@ -1,0 +1,412 @@
+"""The persistent store: results, variants, sessions and trajectories in one SQLite file.
+
+Durability: WAL with synchronous=NORMAL and one transaction per write. A committed write survives kill -9 of the
+process; only a crash of the machine or a power cut may lose the last ones (never the file). Not for network
+filesystems, where WAL does not work.
+
+Every failure of the file is a ``StoreError`` of one sentence. A broken file is never deleted or repaired.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import RLock
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from tools.records import (
+    HEADLINE_REFERENCE,
+    BLayout,
+    Budget,
+    LaunchSpec,
+    Mode,
+    Plan,
+    Record,
+    Status,
+    Trajectory,
+    Variant,
+)
+from tools.sqlite_errors import explain
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 30.0
+
+SessionStatus = Literal["running", "finished", "stopped", "failed"]
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE results (
+  key TEXT PRIMARY KEY, kind TEXT NOT NULL, scope TEXT NOT NULL, variant_key TEXT, task_id TEXT,
+  status TEXT NOT NULL, setting TEXT NOT NULL, payload TEXT NOT NULL, created_at TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX results_by_task ON results (task_id, kind, scope);
+CREATE INDEX results_by_variant ON results (variant_key, kind, scope);
+CREATE TABLE variants (
+  key TEXT PRIMARY KEY, variant_id TEXT NOT NULL, plan TEXT, source BLOB NOT NULL, rest TEXT NOT NULL,
+  label TEXT NOT NULL, created_at TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE sessions (
+  session_id TEXT PRIMARY KEY, config TEXT NOT NULL, status TEXT NOT NULL, created_at TEXT NOT NULL,
+  updated_at TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE trajectories (
+  trajectory_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, task_id TEXT NOT NULL, payload BLOB NOT NULL,
+  created_at TEXT NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX trajectories_by_session ON trajectories (session_id, created_at);
+"""
+
+# A sanitize is a fact about the variant, so it counts for every shape; a verify only for its own.
+_TIMED = """
+SELECT r.variant_key, r.scope, r.payload,
+  (SELECT group_concat(v.setting || ':' || v.status) FROM results v
+    WHERE v.variant_key = r.variant_key AND v.kind = 'verify' AND v.scope = r.scope AND v.task_id = r.task_id),
+  (SELECT group_concat(s.status) FROM results s
+    WHERE s.variant_key = r.variant_key AND s.kind = 'sanitize' AND s.scope = r.scope)
+FROM results r
+WHERE r.task_id = :task_id AND r.kind = 'time' AND r.status = 'ok' AND r.setting LIKE :mode || '/%'
+  AND (:scope IS NULL OR r.scope = :scope)
+"""
+
+_BUDGET_RANK: Mapping[str, int] = {"screen": 0, "final": 1, "certify": 2}
+
+
+class StoreError(RuntimeError):
+    """The store's file cannot be used; one sentence for the user."""
+
+
+class Session(Record):
+    session_id: str
+    config: dict[str, Any]
+    status: SessionStatus
+    created_at: str  # UTC, ISO 8601
+    updated_at: str
+
+
+class Standing(Record):
+    """One variant on the leaderboard of a task: its timing at the longest budget, and how far it is through the gate.
+
+    ``admitted`` says what ``tools.gate.Toolbox.on_leaderboard`` says, read from the store alone.
+    """
+
+    variant_key: str
+    device: str
+    driver: str
+    b_layout: BLayout
+    mode: Mode
+    budget: Budget
+    reference: str
+    ratio: float
+    ratio_lo: float
+    ratio_hi: float
+    time_us: float
+    ref_us: float
+    verified: Literal["no", "quick", "full", "failed"]
+    sanitized: Literal["no", "ok", "failed"]
+
+    @property
+    def admitted(self) -> bool:
+        return self.verified == "full" and self.sanitized == "ok" and self.budget != "screen"
+
+
+class Store:
+    """Results (a ``tools.gate.ResultStore``), variants, sessions and trajectories. One lock around one connection:
+    safe to share between threads; several processes may open the same file."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._lock = RLock()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"the folder of the store {self.path} cannot be made: {error.strerror}") from error
+        with self._errors():
+            self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+        try:
+            with self._errors():
+                self._open()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _open(self) -> None:
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if not tables:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            with self._transaction():
+                if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():  # another process may be first
+                    for statement in _SCHEMA.split(";\n"):
+                        self._db.execute(statement)
+                    self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
+        elif not {"meta", "results", "sessions"} <= tables:
+            raise StoreError(f"{self.path} is a database of something else, not a store of hgemm-agent")
+        found = self._db.execute("SELECT value FROM meta WHERE key = 'schema_version'").fetchone()
+        version = int(found[0]) if found and str(found[0]).isdigit() else None
+        if version is None:
+            raise StoreError(f"the store {self.path} does not say its schema version; it is damaged or not a store")
+        if version > SCHEMA_VERSION:
+            raise StoreError(
+                f"the store {self.path} has schema version {version} but this program reads up to {SCHEMA_VERSION}: "
+                "use the newer hgemm-agent that wrote it, or another path"
+            )
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- results -------------------------------------------------------------------------------------------------
+
+    def get(self, key: str) -> str | None:
+        found = self._one("SELECT payload FROM results WHERE key = ?", (key,))
+        return None if found is None else str(found[0])
+
+    def put(self, key: str, kind: str, payload_json: str) -> None:
+        """Durable when it returns. A key that exists keeps its first payload."""
+        fields = json.loads(payload_json)
+        variant_key = fields.get("variant_key") or fields.get("variant_id")
+        setting = "/".join(fields[name] for name in ("depth", "mode", "budget") if name in fields)
+        self._write(
+            "INSERT OR IGNORE INTO results VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                key,
+                kind,
+                key.partition("-")[0],
+                variant_key,
+                fields.get("task_id"),
+                fields.get("status", ""),
+                setting,
+                payload_json,
+                _now(),
+            ),
+        )
+
+    def payloads(
+        self, kind: str, *, task_id: str | None = None, variant_key: str | None = None, scope: str | None = None
+    ) -> list[str]:
+        """Stored results of one kind, oldest first, as JSON of the kind's record in ``tools.records``."""
+        rows = self._all(
+            "SELECT payload FROM results WHERE kind = :kind AND (:task_id IS NULL OR task_id = :task_id) "
+            "AND (:variant_key IS NULL OR variant_key = :variant_key) AND (:scope IS NULL OR scope = :scope) "
+            "ORDER BY created_at, key",
+            {"kind": kind, "task_id": task_id, "variant_key": variant_key, "scope": scope},
+        )
+        return [str(payload) for (payload,) in rows]
+
+    def leaderboard(
+        self,
+        task_id: str,
+        *,
+        scope: str | None = None,
+        b_layout: BLayout | None = None,
+        mode: Mode = "offline",
+        reference: str = HEADLINE_REFERENCE,
+        admitted_only: bool = False,
+    ) -> list[Standing]:
+        """Variants timed at a task, best ratio first. ``scope`` (``tools.gate.device_scope``) picks one device."""
+        best: dict[tuple[str, str], Standing] = {}
+        for variant_key, row_scope, payload, verify, sanitize in self._all(
+            _TIMED, {"task_id": task_id, "scope": scope, "mode": mode}
+        ):
+            timing = json.loads(payload)
+            row = next((row for row in timing["rows"] if row["reference"] == reference), None)
+            if row is None or b_layout not in (None, row["b_layout"]):
+                continue
+            known = best.get((variant_key, row_scope))
+            if known is None or _BUDGET_RANK[row["budget"]] > _BUDGET_RANK[known.budget]:
+                best[variant_key, row_scope] = Standing(
+                    variant_key=variant_key,
+                    verified=_verified(verify),
+                    sanitized=_sanitized(sanitize),
+                    **{name: row[name] for name in _ROW_FIELDS},
+                )
+        ordered = sorted(best.values(), key=lambda s: (-s.ratio, s.variant_key))
+        return [s for s in ordered if s.admitted or not admitted_only]
+
+    # --- variants ------------------------------------------------------------------------------------------------
+
+    def put_variant(self, variant: Variant) -> str:
+        """Stores the variant under its key (first write wins) and returns the key."""
+        rest = variant.model_dump_json(exclude={"source", "plan"})
+        self._write(
+            "INSERT OR IGNORE INTO variants VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                variant.key,
+                variant.variant_id,
+                variant.plan.to_json() if variant.plan else None,
+                zlib.compress(variant.source.encode()),
+                rest,
+                variant.label,
+                _now(),
+            ),
+        )
+        return variant.key
+
+    def variant(self, key: str) -> Variant | None:
+        found = self._one("SELECT plan, source, rest FROM variants WHERE key = ?", (key,))
+        if found is None:
+            return None
+        plan, source, rest = found
+        fields = json.loads(rest)
+        return Variant(
+            source=zlib.decompress(source).decode(),
+            launch=LaunchSpec.model_validate(fields.pop("launch")),
+            plan=Plan.from_json(plan) if plan else None,
+            **fields,
+        )
+
+    # --- sessions ------------------------------------------------------------------------------------------------
+
+    def create_session(self, session_id: str, config: Mapping[str, Any]) -> Session:
+        """Raises StoreError if the session exists."""
+        now = _now()
+        made = self._write(
+            "INSERT OR IGNORE INTO sessions VALUES (?, ?, 'running', ?, ?)", (session_id, json.dumps(config), now, now)
+        )
+        if not made:
+            raise StoreError(
+                f"there is already a session {session_id} in {self.path}: resume it, or choose another name"
+            )
+        return Session(
+            session_id=session_id,
+            config=json.loads(json.dumps(config)),
+            status="running",
+            created_at=now,
+            updated_at=now,
+        )
+
+    def session(self, session_id: str) -> Session | None:
+        return next(iter(self._sessions("WHERE session_id = ?", (session_id,))), None)
+
+    def sessions(self) -> list[Session]:
+        """Newest first."""
+        return self._sessions("ORDER BY created_at DESC, session_id", ())
+
+    def set_session_status(self, session_id: str, status: SessionStatus) -> None:
+        changed = self._write(
+            "UPDATE sessions SET status = ?, updated_at = ? WHERE session_id = ?", (status, _now(), session_id)
+        )
+        if not changed:
+            raise StoreError(f"there is no session {session_id} in {self.path}")
+
+    def _sessions(self, where: str, parameters: tuple[str, ...]) -> list[Session]:
+        rows = self._all(f"SELECT session_id, config, status, created_at, updated_at FROM sessions {where}", parameters)
+        return [
+            Session(session_id=i, config=json.loads(config), status=status, created_at=created, updated_at=updated)
+            for i, config, status, created, updated in rows
+        ]
+
+    # --- trajectories --------------------------------------------------------------------------------------------
+
+    def put_trajectory(self, trajectory: Trajectory) -> None:
+        """The last write of an id wins: a resumed rollout replaces its own beginning."""
+        self._write(
+            "INSERT INTO trajectories VALUES (?, ?, ?, ?, ?) "
+            "ON CONFLICT (trajectory_id) DO UPDATE SET payload = excluded.payload",
+            (
+                trajectory.trajectory_id,
+                trajectory.session_id,
+                trajectory.task.task_id,
+                zlib.compress(trajectory.to_json().encode()),
+                _now(),
+            ),
+        )
+
+    def trajectory(self, trajectory_id: str) -> Trajectory | None:
+        found = self._one("SELECT payload FROM trajectories WHERE trajectory_id = ?", (trajectory_id,))
+        return None if found is None else Trajectory.from_json(zlib.decompress(found[0]))
+
+    def trajectories(self, session_id: str | None = None, task_id: str | None = None) -> Iterator[Trajectory]:
+        """In the order of their first write. Ids are read at once, texts one by one."""
+        rows = self._all(
+            "SELECT trajectory_id FROM trajectories WHERE (:session IS NULL OR session_id = :session) "
+            "AND (:task IS NULL OR task_id = :task) ORDER BY created_at, trajectory_id",
+            {"session": session_id, "task": task_id},
+        )
+        for (trajectory_id,) in rows:
+            found = self.trajectory(trajectory_id)
+            if found is not None:
+                yield found
+
+    # --- the file ------------------------------------------------------------------------------------------------
+
+    def _one(self, sql: str, parameters: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        with self._lock, self._errors():
+            found: tuple[Any, ...] | None = self._db.execute(sql, parameters).fetchone()
+            return found
+
+    def _all(self, sql: str, parameters: tuple[Any, ...] | Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        with self._lock, self._errors():
+            return self._db.execute(sql, parameters).fetchall()
+
+    def _write(self, sql: str, parameters: tuple[Any, ...]) -> int:
+        """One autocommitted statement: on disk when this returns. The number of rows it changed."""
+        with self._lock, self._errors():
+            return self._db.execute(sql, parameters).rowcount
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StoreError(explain(error, f"the store {self.path}")) from error
+
+
+_ROW_FIELDS = (
+    "device",
+    "driver",
+    "b_layout",
+    "mode",
+    "budget",
+    "reference",
+    "ratio",
+    "ratio_lo",
+    "ratio_hi",
+    "time_us",
+    "ref_us",
+)
+
+
+def _verified(settings: str | None) -> Literal["no", "quick", "full", "failed"]:
+    found = set((settings or "").split(","))
+    if any(entry.endswith(f":{Status.FAILED}") for entry in found):
+        return "failed"
+    if f"full:{Status.OK}" in found:
+        return "full"
+    return "quick" if f"quick:{Status.OK}" in found else "no"
+
+
+def _sanitized(statuses: str | None) -> Literal["no", "ok", "failed"]:
+    found = set((statuses or "").split(","))
+    if Status.FAILED in found:
+        return "failed"
+    return "ok" if Status.OK in found else "no"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")

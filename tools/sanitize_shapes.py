@@ -1,0 +1,93 @@
+"""Which shapes a variant is sanitized at: a small one and one with tails, or only its own. Pure.
+
+compute-sanitizer slows a kernel by two orders of magnitude and more, so it never runs at a large shape where a small
+one does the same work.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from tools.expr import ExprError, names
+from tools.launching import LaunchError, accepts, resolve
+from tools.records import Expr, Family, LaunchSpec, Task, Variant
+
+#: A shape's dims are reduced modulo this, so that residues modulo any tile or vector size up to it stay what they are.
+REDUCE_MODULO = 256
+#: Added to one dimension to give it a tail; the first that the variant takes.
+TAIL_STEPS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def sanitize_tasks(variant: Variant, task: Task, families: Mapping[str, Family] | None = None) -> tuple[Task, ...]:
+    """The tasks to sanitize ``variant`` at, of which ``task`` itself is one only where nothing smaller will do.
+
+    A plan of a known family runs at the family's ``sanitize_dims``, whatever ``task`` is, so that one run serves all
+    shapes. A variant whose launch does not depend on every dimension is made for one shape and runs only there.
+    """
+    family = (families or {}).get(variant.plan.family) if variant.plan else None
+    if family is not None:
+        stated = tuple(t for t in (_with(task, dims) for dims in family.sanitize_dims) if launchable(variant, t))
+        if stated:
+            return stated
+    try:
+        for_one_shape = not _named_dims(variant) >= set(task.dims)
+    except ExprError:  # the launch is refused anyway, with this sentence, wherever it is tried
+        for_one_shape = True
+    if for_one_shape:
+        return (task,)
+    small = _small(variant, task)
+    tail = _tail(variant, small)
+    return (small,) if tail is None else (small, tail)
+
+
+def launchable(variant: Variant, task: Task) -> bool:
+    """Whether the variant takes this shape and its launch resolves within the limits (occupancy taken as one CTA)."""
+    if accepts(variant, task) is not None:
+        return False
+    try:
+        resolve(variant, task, 132, lambda *_: (1, 16))
+    except LaunchError:
+        return False
+    return True
+
+
+def _with(task: Task, dims: Mapping[str, int]) -> Task:
+    return task.model_copy(update={"dims": {name: dims.get(name, size) for name, size in task.dims.items()}})
+
+
+def _small(variant: Variant, task: Task) -> Task:
+    """The smallest shape, by volume, with each dim either its own or reduced, that the variant takes."""
+    choices = [sorted({_reduced(size), size}) for size in task.dims.values()]
+    shapes = sorted(itertools.product(*choices), key=prod)
+    tasks = (_with(task, dict(zip(task.dims, shape, strict=True))) for shape in shapes)
+    return next((t for t in tasks if launchable(variant, t)), task)
+
+
+def _reduced(size: int) -> int:
+    return size if size < 2 * REDUCE_MODULO else REDUCE_MODULO + size % REDUCE_MODULO
+
+
+def _tail(variant: Variant, small: Task) -> Task | None:
+    """``small`` with as many dims as possible off the tile grid, each by the finest step that the variant takes."""
+    current = small
+    for name, size in small.dims.items():
+        longer = (_with(current, {**current.dims, name: size + step}) for step in TAIL_STEPS)
+        current = next((t for t in longer if launchable(variant, t)), current)
+    return None if current.dims == small.dims else current
+
+
+def _named_dims(variant: Variant) -> set[str]:
+    return {name for expr in _expressions(variant.launch) for name in names(expr)}
+
+
+def _expressions(spec: LaunchSpec) -> Iterator[Expr]:
+    yield from spec.constants.values()
+    yield spec.workspace_bytes
+    for launch in spec.launches:
+        yield from (*launch.grid, *launch.block, *launch.cluster, launch.smem_bytes)
+        for arg in launch.args:
+            if arg.tensor_map is not None:
+                yield from (*arg.tensor_map.dims, *arg.tensor_map.box, *(arg.tensor_map.strides or ()))
+            yield from (expr for expr in (arg.i32, arg.i64) if expr is not None)

@@ -119,7 +119,8 @@ def _launch_exprs(spec: LaunchSpec) -> Iterator[int | str]:
         yield from (*launch.grid, *launch.block, *launch.cluster, launch.smem_bytes)
         for arg in launch.args:
             if arg.tensor_map:
-                yield from (*arg.tensor_map.dims, *arg.tensor_map.box, *(arg.tensor_map.strides or ()))
+                tensor_map = arg.tensor_map
+                yield from (*tensor_map.dims, *tensor_map.box, *(tensor_map.strides or ()), tensor_map.swizzle)
             elif arg.i32 is not None or arg.i64 is not None:
                 yield arg.i32 if arg.i32 is not None else (arg.i64 or 0)
 

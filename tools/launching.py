@@ -176,6 +176,7 @@ def _tensor_map(spec: TensorMapSpec, task: Task, b_layout: str, env: dict[str, i
     size = {"float16": 2, "float32": 4}[tensor.dtype]
     dims = tuple(evaluate(d, env) for d in spec.dims)
     box = tuple(evaluate(b, env) for b in spec.box)
+    swizzle = evaluate(spec.swizzle, env)
     if spec.strides is None:
         strides = tuple(prod(dims[: i + 1]) for i in range(len(dims) - 1))
     else:
@@ -186,7 +187,9 @@ def _tensor_map(spec: TensorMapSpec, task: Task, b_layout: str, env: dict[str, i
         raise LaunchError(f"{what} has dims {dims} and box {box}; dims are 1 … 2^32 and box sizes 1 … 256")
     if any(s % 16 or not 0 < s < 2**40 for s in stride_bytes):
         raise LaunchError(f"{what} has row strides of {stride_bytes} bytes; TMA needs multiples of 16")
-    if (box[0] * size) % 16 or (spec.swizzle and box[0] * size > spec.swizzle):
+    if swizzle not in (0, 32, 64, 128):
+        raise LaunchError(f"{what} has swizzle {swizzle}; it must be 0, 32, 64 or 128 bytes")
+    if (box[0] * size) % 16 or (swizzle and box[0] * size > swizzle):
         raise LaunchError(
             f"{what} has an inner box of {box[0] * size} bytes; it must be a multiple of 16 and at most the swizzle"
         )
@@ -194,4 +197,4 @@ def _tensor_map(spec: TensorMapSpec, task: Task, b_layout: str, env: dict[str, i
     available = prod(tensor_dims(task, spec.tensor, b_layout))
     if span > available:
         raise LaunchError(f"{what} spans {span} elements but the tensor has {available}")
-    return ConcreteTensorMap(spec.tensor, dims, stride_bytes, box, spec.swizzle, spec.l2_promotion, spec.oob_fill)
+    return ConcreteTensorMap(spec.tensor, dims, stride_bytes, box, swizzle, spec.l2_promotion, spec.oob_fill)

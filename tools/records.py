@@ -178,13 +178,14 @@ class Task(Record):
 
 class TensorMapSpec(Record):
     """A TMA descriptor (cuTensorMapEncodeTiled). ``dims`` and ``box`` are innermost first, in elements; ``strides``
-    (elements, for dims[1:]) default to densely packed."""
+    (elements, for dims[1:]) default to densely packed. ``swizzle`` is 0, 32, 64 or 128 (bytes), or an expression
+    that must come to one of these."""
 
     tensor: str
     dims: tuple[Expr, ...]
     box: tuple[Expr, ...]
     strides: tuple[Expr, ...] | None = None
-    swizzle: Literal[0, 32, 64, 128] = 128
+    swizzle: Expr = 128
     l2_promotion: Literal[0, 64, 128, 256] = 128
     oob_fill: Literal["zero", "nan"] = "zero"
 
@@ -195,6 +196,8 @@ class TensorMapSpec(Record):
             raise ValueError(f"a tensor map has 1 to 5 dims, not {rank}")
         if len(self.box) != rank or (self.strides is not None and len(self.strides) != rank - 1):
             raise ValueError(f"a rank-{rank} tensor map needs {rank} box sizes and {rank - 1} strides")
+        if isinstance(self.swizzle, int) and self.swizzle not in (0, 32, 64, 128):
+            raise ValueError(f"a tensor map's swizzle is 0, 32, 64 or 128 bytes, not {self.swizzle}")
         return self
 
 

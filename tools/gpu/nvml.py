@@ -1,0 +1,79 @@
+"""NVML readings while something is timed: clocks, power, temperature, throttle reasons."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.records import Clocks
+
+_THROTTLES = {
+    "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
+    "hw_slowdown": "nvmlClocksThrottleReasonHwSlowdown",
+    "sw_thermal": "nvmlClocksEventReasonSwThermalSlowdown",
+    "hw_thermal": "nvmlClocksThrottleReasonHwThermalSlowdown",
+    "hw_power_brake": "nvmlClocksThrottleReasonHwPowerBrakeSlowdown",
+    "sync_boost": "nvmlClocksEventReasonSyncBoost",
+}
+INTERVAL_S = 0.02
+
+
+@dataclass
+class ClockLog:
+    """Readings at most every INTERVAL_S; ``poll`` is cheap when it is not due. Without NVML nothing is recorded."""
+
+    ordinal_uuid: str
+    _handle: Any = None
+    _nvml: Any = None
+    _next: float = 0.0
+    readings: list[tuple[int, float, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.ordinal_uuid)
+            self._nvml = pynvml
+        except Exception:  # NVML is an accessory: a missing library or permission must not stop a measurement
+            self._nvml = None
+
+    def start(self) -> None:
+        self.readings.clear()
+        self._next = 0.0
+
+    def poll(self) -> None:
+        if self._nvml is None or time.monotonic() < self._next:
+            return
+        nvml = self._nvml
+        try:
+            reading = (
+                int(nvml.nvmlDeviceGetClockInfo(self._handle, nvml.NVML_CLOCK_SM)),
+                nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3,
+                int(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)),
+                int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)),
+            )
+        except nvml.NVMLError:
+            self._nvml = None
+            return
+        self.readings.append(reading)
+        self._next = time.monotonic() + INTERVAL_S
+
+    def summary(self) -> Clocks | None:
+        if not self.readings or self._nvml is None:
+            return None
+        mhz = [r[0] for r in self.readings]
+        bits = 0
+        for reading in self.readings:
+            bits |= reading[3]
+        reasons = tuple(name for name, constant in _THROTTLES.items() if bits & int(getattr(self._nvml, constant, 0)))
+        return Clocks(
+            sm_mhz_min=min(mhz),
+            sm_mhz_median=int(statistics.median(mhz)),
+            sm_mhz_max=max(mhz),
+            power_w_max=round(max(r[1] for r in self.readings), 1),
+            temperature_c_max=max(r[2] for r in self.readings),
+            throttle_reasons=reasons,
+        )

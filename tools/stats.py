@@ -1,0 +1,44 @@
+"""Statistics of paired samples. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class PairedRatio:
+    """median(reference) / median(candidate) and its 95 % percentile-bootstrap interval."""
+
+    ratio: float
+    lo: float
+    hi: float
+    time_us: float
+    ref_us: float
+
+
+def paired_ratio(
+    candidate_us: NDArray[np.float64], reference_us: NDArray[np.float64], seed: int = 0, resamples: int = RESAMPLES
+) -> PairedRatio:
+    """Ratio of medians of samples paired by round; rounds are resampled together, so that drift common to both sides
+    of a round cancels. Needs at least two positive samples a side (ValueError otherwise)."""
+    if candidate_us.shape != reference_us.shape or candidate_us.size < 2:
+        raise ValueError(f"need equally many samples, at least 2; got {candidate_us.size} and {reference_us.size}")
+    if not (np.all(candidate_us > 0) and np.all(reference_us > 0)):
+        raise ValueError("a sample is zero or negative: the clock did not see the kernel")
+    picks = np.random.default_rng(seed).integers(0, candidate_us.size, (resamples, candidate_us.size))
+    time_us, ref_us = float(np.median(candidate_us)), float(np.median(reference_us))
+    ratios = np.median(reference_us[picks], axis=1) / np.median(candidate_us[picks], axis=1)
+    lo, hi = np.percentile(ratios, (2.5, 97.5))
+    ratio = ref_us / time_us
+    return PairedRatio(ratio, min(float(lo), ratio), max(float(hi), ratio), time_us, ref_us)
+
+
+def relative_iqr(samples_us: NDArray[np.float64]) -> float:
+    """(p75 - p25) / median."""
+    q25, q50, q75 = np.percentile(samples_us, (25, 50, 75))
+    return float((q75 - q25) / q50)

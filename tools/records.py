@@ -421,6 +421,7 @@ class Clocks(Record):
     sm_mhz_min: int
     sm_mhz_median: int
     sm_mhz_max: int
+    sm_mhz_limit: int | None = None  # the highest clock this GPU may run at
     power_w_max: float
     temperature_c_max: int
     throttle_reasons: tuple[str, ...] = ()

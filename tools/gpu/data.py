@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import cupy as cp
 import numpy as np
 
 from tools.numerics import POISON
-
-Kind = Literal["binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits"]
-_KINDS: dict[str, int] = {
-    name: i
-    for i, name in enumerate(("binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits"))
-}
-CompareMode = Literal["exact", "interval", "clause"]
-_MODES: dict[str, int] = {"exact": 0, "interval": 1, "clause": 2}
+from tools.verdicts import COMPARE_MODES, KINDS, CompareMode, Kind, Stats
 
 GUARD_WORDS = 2048  # 4 KiB before and after each guarded buffer
 GUARD_PATTERN = 0x5AA5
 _NO_FIRST = 2**64 - 1
-
-
-@dataclass(frozen=True)
-class Stats:
-    mismatches: int
-    unwritten: int
-    max_abs_error: float
-    first_bad: int | None
 
 
 class Kernels:
@@ -50,7 +34,7 @@ class Kernels:
 
     def fill(self, out: Any, kind: Kind, p: float, seed: int, inner: int = 1, k_inner: bool = True, k: int = 1) -> None:
         self.launch(
-            "fill", out.size, out, np.uint64(out.size), np.int32(_KINDS[kind]), np.float32(p), np.uint64(seed),
+            "fill", out.size, out, np.uint64(out.size), np.int32(KINDS.index(kind)), np.float32(p), np.uint64(seed),
             np.uint64(inner), np.int32(k_inner), np.uint64(k),
         )  # fmt: skip
 
@@ -62,7 +46,7 @@ class Kernels:
 
     def compare(self, c: Any, ref: Any, bound: Any, offset: int, mode: CompareMode, gamma: float, stats: Any) -> None:
         self.launch(
-            "compare", c.size, c, ref, bound, np.uint64(c.size), np.uint64(offset), np.int32(_MODES[mode]),
+            "compare", c.size, c, ref, bound, np.uint64(c.size), np.uint64(offset), np.int32(COMPARE_MODES.index(mode)),
             np.float64(gamma), np.uint16(POISON), stats,
         )  # fmt: skip
 

@@ -27,6 +27,7 @@ class ClockLog:
     ordinal_uuid: str
     _handle: Any = None
     _nvml: Any = None
+    _limit_mhz: int | None = None
     _next: float = 0.0
     readings: list[tuple[int, float, int, int]] = field(default_factory=list)
 
@@ -36,6 +37,7 @@ class ClockLog:
 
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.ordinal_uuid)
+            self._limit_mhz = int(pynvml.nvmlDeviceGetMaxClockInfo(self._handle, pynvml.NVML_CLOCK_SM))
             self._nvml = pynvml
         except Exception:  # NVML is an accessory: a missing library or permission must not stop a measurement
             self._nvml = None
@@ -73,6 +75,7 @@ class ClockLog:
             sm_mhz_min=min(mhz),
             sm_mhz_median=int(statistics.median(mhz)),
             sm_mhz_max=max(mhz),
+            sm_mhz_limit=self._limit_mhz,
             power_w_max=round(max(r[1] for r in self.readings), 1),
             temperature_c_max=max(r[2] for r in self.readings),
             throttle_reasons=reasons,

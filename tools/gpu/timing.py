@@ -16,12 +16,13 @@ import cupy as cp
 import numpy as np
 
 from tools.gpu.data import Kernels, new_stats, read_stats
-from tools.gpu.driver import BoundLaunch, Event, Graph, Module, memset8, memset16
+from tools.gpu.driver import BoundLaunch, Event, Gpu, Graph, Module, memset8, memset16
 from tools.gpu.nvml import ClockLog
-from tools.gpu.verify import Rejected, Workspace, launch_deadline_s, seed, wait
+from tools.gpu.verify import Workspace, launch_deadline_s, seed, wait
 from tools.launching import ConcreteSpec
 from tools.numerics import POISON
 from tools.records import Budget, Mode, Reason, Task, Variant
+from tools.verdicts import Rejected, Stats
 
 REPLAY_US = 200.0  # aim of one replay: L = REPLAY_US / time, so that event resolution (0.5 us) is under 0.5 %
 MAX_LAUNCHES = 40
@@ -74,6 +75,11 @@ class Operands:
     def addresses(self, index: int) -> tuple[int, int]:
         base = int(self._pool.data.ptr) + 2 * index * (self._a_words + self._b_words)
         return base, base + 2 * self._a_words
+
+    def words(self, index: int) -> Any:
+        """A and B of one set, as one array of FP16 words."""
+        size = self._a_words + self._b_words
+        return self._pool[index * size : (index + 1) * size]
 
     def slot(self, index: int) -> int:
         return int(self.ring.data.ptr) + 2 * index * self.stride
@@ -190,7 +196,7 @@ class CandidateSubject:
             self._bound[key] = BoundLaunch(self.module, self.spec, {"A": a, "B": b, "C": c}, self.workspace.address)
         self._bound[key].enqueue(stream)
 
-    def single_run_us(self, gpu: Any, operand_set: int, c: int) -> float:
+    def single_run_us(self, gpu: Gpu, operand_set: int, c: int) -> float:
         """One launch, timed from outside; also the hang check."""
         stream = self.kernels.stream.ptr
         start, end = Event(), Event()
@@ -200,27 +206,52 @@ class CandidateSubject:
         wait(gpu, end, launch_deadline_s(self.task), self.label)
         return end.elapsed_us_since(start)
 
-    def subject(self, gpu: Any, sets: Sequence[int], reference: Enqueue) -> Subject:
+    def subject(self, gpu: Gpu, sets: Sequence[int], reference: Enqueue) -> Subject:
         """With known outputs for ``sets``, each checked against the reference library by the reviewers' clause."""
         operands, stream = self.operands, self.kernels.stream.ptr
         golden: list[Any] = [None] * operands.sets
         stats = new_stats(1)
         check = cp.empty(operands.outputs, cp.uint16)
         for index in sets:
-            out = cp.empty(operands.outputs, cp.uint16)
-            out.fill(POISON)
-            self.single_run_us(gpu, index, int(out.data.ptr))
+            golden[index] = self._fresh(gpu, index)
             reference(index, int(check.data.ptr), stream)
-            self.kernels.compare_copies(out, check, 1, operands.stride, True, stats[0])
-            golden[index] = out
-            self._bound.pop((index, int(out.data.ptr)))
-        found = read_stats(stats)[0]
-        if found.mismatches or found.unwritten:
-            raise Rejected(
-                Reason.WRONG_RESULT,
-                f"{found.mismatches} outputs of {self.label} are wrong on the operands it is timed on",
-            )
+            self.kernels.compare_copies(golden[index], check, 1, operands.stride, True, stats[0])
+        self._judge(read_stats(stats)[0], "on the operands it is timed on")
+        self._refuse_stale(gpu, golden)
         return Subject("candidate", self.enqueue, golden, not self.spec.deterministic, self._scramble)
+
+    def _fresh(self, gpu: Gpu, index: int) -> Any:
+        """The output of one launch on operand set ``index`` into a poisoned C of its own."""
+        out = cp.empty(self.operands.outputs, cp.uint16)
+        out.fill(POISON)
+        address = int(out.data.ptr)
+        self.single_run_us(gpu, index, address)
+        del self._bound[index, address]  # its C is about to belong to someone else
+        return out
+
+    def _refuse_stale(self, gpu: Gpu, golden: list[Any]) -> None:
+        """Same pointers, same workspace, other contents: an answer kept from an earlier call would now be wrong."""
+        operands = self.operands
+        first, second = operands.words(0), operands.words(1)
+        kept = first.copy()
+        first[...] = second
+        out = self._fresh(gpu, 0)
+        first[...] = kept
+        stats = new_stats(1)
+        self.kernels.compare_copies(out, golden[1], 1, operands.stride, not self.spec.deterministic, stats[0])
+        self._judge(read_stats(stats)[0], "when the operands change behind the same pointers")
+
+    def _judge(self, found: Stats, when: str) -> None:
+        if found.unwritten:
+            raise Rejected(
+                Reason.SKIPPED_LAUNCH, f"{self.label} left {found.unwritten} outputs of a repeated launch unwritten"
+            )
+        if found.mismatches:
+            stale = "behind" in when
+            raise Rejected(
+                Reason.SKIPPED_LAUNCH if stale else Reason.WRONG_RESULT,
+                f"{found.mismatches} outputs of {self.label} are {'stale' if stale else 'wrong'} {when}",
+            )
 
     def _scramble(self, stream: int) -> None:
         """Nothing but the declared state may be carried from one replay to the next."""

@@ -10,62 +10,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
 from tools.gpu.blas import Cublas
-from tools.gpu.data import CompareMode, GuardedBuffer, Kernels, Kind, Stats, new_stats, read_stats
+from tools.gpu.data import GuardedBuffer, Kernels, new_stats, read_stats
 from tools.gpu.driver import BoundLaunch, Event, Gpu, Module, memset8
 from tools.launching import ConcreteSpec
-from tools.numerics import binary_density, gamma32, integer_bound
+from tools.numerics import gamma32
 from tools.records import Depth, Reason, Status, Task, TierResult, Variant, VerifyResult
+from tools.verdicts import Rejected, SideEffects, Stats, Tier, baseline_bounded, judge, tiers
 
 BLOCK_BYTES = 2 << 30
-
-
-class Rejected(Exception):
-    """The candidate failed here; becomes the FAILED record."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-@dataclass(frozen=True)
-class Tier:
-    """How the operands are drawn and what is demanded of the result. ``reported`` tiers never reject."""
-
-    name: str
-    a: tuple[Kind, float]
-    b: tuple[Kind, float]
-    modes: tuple[CompareMode, ...]
-    special: bool = False
-
-
-def tiers(k: int, depth: Depth) -> list[Tier]:
-    """DESIGN section 3. quick: integer and normal; full: all of them, the paper's binary tier first."""
-    v = float(integer_bound(k))
-    integer = Tier("integer", ("integer", v), ("integer", v), ("exact",))
-    normal = Tier("normal", ("normal", 1.0), ("normal", 1.0), ("interval", "clause"))
-    if depth == "quick":
-        return [integer, normal]
-    density = binary_density(k)
-    # Outputs near sqrt(K) * scale^2 = 50,000 straddle FP16's largest number, so that overflow is exercised too.
-    large = (50_000 / k**0.5) ** 0.5
-    return [
-        Tier("binary", ("binary", density), ("binary", density), ("exact",)),
-        integer,
-        normal,
-        Tier("uniform", ("uniform", 1.0), ("uniform", 1.0), ("interval", "clause")),
-        Tier("large", ("normal", large), ("normal", large), ("interval",)),
-        Tier("cancellation", ("pair_a", 1.0), ("pair_b", 1.0), ("interval",)),
-        Tier("subnormal_a", ("subnormal", 1.0), ("normal", 1024.0), ("interval",)),
-        Tier("subnormal_b", ("normal", 1024.0), ("subnormal", 1.0), ("interval",)),
-        Tier("special", ("normal", 1.0), ("normal", 1.0), ("interval",), special=True),
-    ]
 
 
 def seed() -> int:
@@ -154,7 +112,7 @@ class Verifier:
             for place, bits in zip(places, (0x7C00, 0xFC00, 0x7E00), strict=True):
                 buffer[int(place)] = np.uint16(bits)
 
-    def run(self, tier: Tier, first: bool) -> tuple[list[Stats], dict[str, int]]:
+    def run(self, tier: Tier, first: bool) -> tuple[list[Stats], SideEffects]:
         """Candidate twice, then the reference. Returns a Stats per mode and the side-effect counters."""
         counters = cp.zeros(8, cp.uint64)  # hash before, after; guards; state; repeat mismatches in a Stats row below
         stats = new_stats(len(tier.modes) + 2)
@@ -180,12 +138,7 @@ class Verifier:
 
         self.reference(compare)
         values = [int(v) for v in cp.asnumpy(counters)]
-        side = {
-            "inputs": int(values[0:2] != values[2:4]),
-            "guards": values[4],
-            "state": values[5],
-        }
-        return read_stats(stats), side
+        return read_stats(stats), SideEffects(values[4], values[0:2] != values[2:4], values[5])
 
     def reference(self, visit: Callable[[slice, Any, Any, int], None]) -> None:
         """Blocks of rows of C64 and |A||B|, each handed to ``visit(flat slice, C64, |A||B|, offset)``."""
@@ -217,38 +170,6 @@ class Verifier:
         return read_stats(stats)[0].max_abs_error
 
 
-def judge(tier: Tier, stats: list[Stats], side: dict[str, int], task: Task, deterministic: bool) -> TierResult:
-    """One tier's verdict. Raises Rejected with the named reason. Pure."""
-    checked = task.dims["M"] * task.dims["N"]
-    if side["guards"]:
-        raise Rejected(
-            Reason.WROTE_OUT_OF_BOUNDS, f"{side['guards']} guard words beside C or the workspace were overwritten"
-        )
-    if side["inputs"]:
-        raise Rejected(Reason.MODIFIED_INPUT, "A or B changed while the kernel ran")
-    unwritten = max(s.unwritten for s in stats)
-    if unwritten:
-        raise Rejected(
-            Reason.UNWRITTEN_OUTPUT, f"{unwritten} of {checked} outputs still hold the poison pattern ({tier.name})"
-        )
-    if side["state"]:
-        raise Rejected(Reason.WORKSPACE_STATE, "the declared workspace state was not left as it was found")
-    for mode, s in zip(tier.modes, stats, strict=False):
-        if s.mismatches:
-            row, column = divmod(s.first_bad or 0, task.dims["N"])
-            raise Rejected(
-                Reason.WRONG_RESULT,
-                f"{s.mismatches} of {checked} outputs are wrong on {tier.name} inputs ({mode} bound); "
-                f"the first at row {row}, column {column}; largest error {s.max_abs_error:.4g}",
-            )
-    bitwise, loose = stats[-2], stats[-1]
-    if bitwise.mismatches and (deterministic or (loose.mismatches and tier.name == "normal")):
-        raise Rejected(
-            Reason.NOT_DETERMINISTIC, f"two runs on the same {tier.name} inputs differ in {bitwise.mismatches} outputs"
-        )
-    return TierResult(tier=tier.name, ok=True, checked=checked, max_abs_error=stats[0].max_abs_error)
-
-
 def verify(
     gpu: Gpu, kernels: Kernels, module: Module, variant: Variant, task: Task, spec: ConcreteSpec, depth: Depth,
     cublas: Cublas, baseline_spread: Callable[[Verifier], float] | None,
@@ -263,14 +184,15 @@ def verify(
     for i, tier in enumerate(tiers(task.dims["K"], depth)):
         verifier.draw(tier)
         stats, side = verifier.run(tier, first=i == 0)
-        results.append(judge(tier, stats, side, task, spec.deterministic))
-        repeatable &= stats[-2].mismatches == 0
+        *against_reference, repeat, repeat_loose = stats
+        results.append(judge(tier, against_reference, repeat, repeat_loose, side, task, spec.deterministic))
+        repeatable &= repeat.mismatches == 0
         if tier.name == "normal":
             accuracy = stats[0].max_abs_error
             if depth == "full":
                 cublas_accuracy = verifier.cublas_error(cublas)
                 if baseline_spread is not None:
-                    results.append(_baseline_bounded(baseline_spread(verifier), accuracy, task))
+                    results.append(baseline_bounded(baseline_spread(verifier), accuracy, task))
     return VerifyResult(
         status=Status.OK,
         variant_key=variant.key,
@@ -282,18 +204,6 @@ def verify(
         cublas_max_abs_error=cublas_accuracy,
         peak_memory_bytes=int(cp.get_default_memory_pool().total_bytes()),
         elapsed_s=time.monotonic() - started,
-    )
-
-
-def _baseline_bounded(spread: float, error: float, task: Task) -> TierResult:
-    """The paper's second tier, reported but never rejecting: cuBLAS variants can agree to the last bit."""
-    within = "within" if error <= spread else "beyond"
-    return TierResult(
-        tier="baseline_bounded",
-        ok=True,
-        checked=task.dims["M"] * task.dims["N"],
-        max_abs_error=error,
-        detail=f"error {error:.4g} is {within} the largest difference {spread:.4g} between cuBLAS variants and FP64",
     )
 
 

@@ -21,14 +21,14 @@ from typing import Any
 
 import cupy as cp
 
-from tools.frames import read_frame, write_frame
+from tools.frames import exit_on_hangup, read_frame, write_frame
 from tools.gpu.blas import BlasError
 from tools.gpu.data import Kernels
 from tools.gpu.driver import CudaError, Gpu, Module, check
 from tools.gpu.nvml import ClockLog
 from tools.gpu.references import LAYOUTS, Library, References
 from tools.gpu.timing import CandidateSubject, Operands, Prepared, Samples, Subject, launches_for, run_interleaved
-from tools.gpu.verify import Rejected, Verifier, fits, verify
+from tools.gpu.verify import Verifier, fits, verify
 from tools.launching import LaunchError, accepts, resolve
 from tools.records import (
     BaselineResult,
@@ -47,9 +47,11 @@ from tools.records import (
     VerifyResult,
 )
 from tools.stats import paired_ratio, relative_iqr
+from tools.verdicts import Rejected
 
 MODULES_KEPT = 64
 NOISY_SPREAD = 0.05
+THROTTLE_SLACK = 0.03
 
 
 class Bench:
@@ -268,7 +270,11 @@ def _median(samples: Any) -> float:
 
 
 def _throttled(clocks: Clocks | None) -> bool:
-    return clocks is not None and bool(clocks.throttle_reasons)
+    """A thermal or hardware limit, or a power cap that took more than THROTTLE_SLACK off the clock."""
+    if clocks is None or not clocks.throttle_reasons:
+        return False
+    capped = clocks.sm_mhz_limit is not None and clocks.sm_mhz_median < (1 - THROTTLE_SLACK) * clocks.sm_mhz_limit
+    return capped or any(reason != "sw_power_cap" for reason in clocks.throttle_reasons)
 
 
 def _uuid(gpu: Gpu) -> str:
@@ -362,6 +368,7 @@ def main() -> None:
     except (CudaError, cp.cuda.runtime.CUDARuntimeError) as error:
         write_frame(args.out_fd, json.dumps({"broken": str(error), "restart": False}).encode())
         return
+    exit_on_hangup(args.out_fd)
     write_frame(args.out_fd, json.dumps({"ready": True}).encode())
     while (frame := read_frame(args.in_fd)) is not None:
         reply = answer(worker, json.loads(frame))

@@ -132,14 +132,30 @@ def _combinations(family: Family) -> Iterator[dict[str, int]]:
 
 
 def plans(family: Family) -> Iterator[Plan]:
-    """Every plan of a family, in the manifest's order."""
-    for env in _combinations(family):
-        try:
-            if all(evaluate(c, env) for c in family.constraints):
-                layout: BLayout = "nk" if env.pop("B_NK") else "kn"
-                yield Plan(family=family.name, revision=family.revision, b_layout=layout, knobs=env)
-        except ExprError as error:
-            raise ManifestError(f"family {family.name}: {error}") from error
+    """Every plan of a family, in the manifest's order. A constraint is tried as soon as the knobs that it names are
+    chosen: most of a large product is never visited."""
+    order = ("B_NK", *family.knobs)
+    due: list[list[str]] = [[] for _ in order]
+    for constraint in family.constraints:
+        due[max((order.index(name) for name in names(constraint)), default=0)].append(constraint)
+    values = ([int(layout == "nk") for layout in family.b_layouts], *(k.values for k in family.knobs.values()))
+
+    def extend(env: dict[str, int]) -> Iterator[dict[str, int]]:
+        depth = len(env)
+        if depth == len(order):
+            yield env
+            return
+        for value in values[depth]:
+            longer = {**env, order[depth]: value}
+            if all(evaluate(c, longer) for c in due[depth]):
+                yield from extend(longer)
+
+    try:
+        for env in extend({}):
+            layout: BLayout = "nk" if env.pop("B_NK") else "kn"
+            yield Plan(family=family.name, revision=family.revision, b_layout=layout, knobs=env)
+    except ExprError as error:
+        raise ManifestError(f"family {family.name}: {error}") from error
 
 
 def validate_plan(family: Family, b_layout: str, knobs: dict[str, Any]) -> Plan:

@@ -10,7 +10,7 @@
 // in pieces of 16 rows, so the epilogue needs no barrier above the warp. A cluster of CLUSTER_M x CLUSTER_N CTAs works
 // on as many neighbouring tiles: A is multicast along N and B along M, each CTA fetching its share, and empty[s] then
 // counts the warps of every CTA that the stage was sent to. Tails cost no code: TMA fills what is out of bounds with
-// zeros (and counts it as bytes), and clips what is stored. B is N x K (B_NK) or K x N, then N % 64 == 0 for the tile.
+// zeros (and counts it as bytes), and clips what is stored. B is N x K (B_NK), or K x N and fetched 64 columns at a time.
 #include "ptx.cuh"
 #include "wgmma_atoms.cuh"
 
@@ -21,6 +21,8 @@ constexpr int SHARE = PINGPONG ? 1 : CONSUMERS;  // warpgroups that read one sta
 constexpr int WG_ROWS = BM / SHARE, MI = WG_ROWS / 64;
 constexpr int PRODUCER_WARPS = MI * BN / 2 > 128 ? 4 : 1;  // setmaxnreg wants a whole producer warpgroup
 constexpr int THREADS = CONSUMERS * 128 + PRODUCER_WARPS * 32;
+constexpr bool BIG = MI * BN / 2 > 176;  // of the 168 registers that each of 384 threads enters with, consumers take over
+constexpr int PRODUCER_REGISTERS = BIG ? 24 : 40, CONSUMER_REGISTERS = BIG ? 240 : 232;
 constexpr int A_ROWS = BM / CLUSTER_N;  // rows of A that this CTA fetches for its row of the cluster
 constexpr int A_BYTES = BM * BK * 2, B_BYTES = BN * BK * 2, STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int C_COLS = BN % 64 == 0 ? 64 : BN % 32 == 0 ? 32 : 16;  // a piece of C: 16 rows x C_COLS, swizzled over its row
@@ -240,11 +242,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
   if constexpr (CLUSTER > 1) cluster_sync();
 
   if (warp >= CONSUMERS * 4) {
-    if constexpr (PRODUCER_WARPS == 4) registers_shrink<24>();
+    if constexpr (PRODUCER_WARPS == 4) registers_shrink<PRODUCER_REGISTERS>();
     if (warp == CONSUMERS * 4 && lane == 0) produce(&map_a, &map_b, k_blocks, raster, cta);
     __syncwarp();
   } else {
-    if constexpr (PRODUCER_WARPS == 4) registers_grow<240>();
+    if constexpr (PRODUCER_WARPS == 4) registers_grow<CONSUMER_REGISTERS>();
     consume(&map_c, k_blocks, raster, cta, evict, warp, lane);
   }
 }

@@ -122,11 +122,14 @@ class Toolbox:
         if why := self._not_accepted(variant, task):
             return answer(Status.FAILED, why, Reason.NOT_ACCEPTED)
         known = self._known_verify(variant, task)
-        if known is not None and (known.status is Status.FAILED or (known.ok and known.depth == "full")):
+        if known is not None and known.status is Status.FAILED:
             return known
+        key = self.key("verify", variant, task, depth)
+        if known is not None and known.ok and known.depth == "full":
+            exact = self._stored(VerifyResult, key)
+            return exact if exact is not None and exact.ok else known
         if why := self._no_compile("verify", variant):
             return answer(Status.REFUSED, why)
-        key = self.key("verify", variant, task, depth)
         return self._once(VerifyResult, key, "verify", lambda: self.device.verify(variant, task, depth))
 
     def sanitize(self, variant: Variant, task: Task) -> SanitizeResult:

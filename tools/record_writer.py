@@ -1,0 +1,173 @@
+"""Adds measurements to a record file: one process at a time, in transactions, so that it is whole after kill -9."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tools.device import DeviceBroken
+from tools.record_codec import pack_json, pack_quick, pack_timing
+from tools.record_file import BUDGETS, DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken
+from tools.records import (
+    MODES,
+    PROTOCOL_VERSION,
+    BaselineResult,
+    CompileResult,
+    DeviceInfo,
+    Outcome,
+    ProfileResult,
+    SanitizeResult,
+    Status,
+    Task,
+    TimingResult,
+    Variant,
+    VerifyResult,
+)
+
+
+class RecordWriter(Records):
+    """Adds to a record file, or begins one for ``device``. What is there already stays: the first write wins.
+
+    Writes become durable at ``commit``; leaving the context commits, also on an error, since every row is whole by
+    itself. UNAVAILABLE and REFUSED are not kept: they say nothing about the candidate. DeviceBroken if the file is of
+    another device or driver.
+    """
+
+    def __init__(self, path: Path, device: DeviceInfo) -> None:
+        with broken(path):
+            if not path.exists() or path.stat().st_size == 0:
+                _create(path, device)
+            db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+        try:
+            super().__init__(db, path)
+            if (self.device.name, self.device.driver) != (device.name, device.driver):
+                raise DeviceBroken(
+                    f"{path} holds records of {self.device.name} with driver {self.device.driver}, this is "
+                    f"{device.name} with driver {device.driver}: give another output file"
+                )
+            with self._errors():
+                db.execute("PRAGMA synchronous = FULL")
+                self._numbers: dict[str, int] = {text: n for n, text in db.execute("SELECT id, text FROM texts")}
+        except BaseException:
+            db.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.commit()
+        self._db.close()
+
+    def commit(self) -> None:
+        with self._lock, self._errors():
+            if self._db.in_transaction:
+                now = datetime.now(UTC).isoformat(timespec="seconds")
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('recorded_on', ?)", (now,))
+                self._db.execute("COMMIT")
+
+    def put_meta(self, facts: Mapping[Provenance, str]) -> None:
+        for key, value in facts.items():
+            if value and self._meta.get(key) != value:
+                self._meta[key] = value
+                self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
+
+    def put_compile(self, variant: Variant, result: CompileResult) -> None:
+        """Without its log, which is long and says nothing that the other fields do not."""
+        if _lasting(result):
+            kept = result.model_copy(update={"log": ""})
+            self._write("INSERT OR IGNORE INTO compiles VALUES (?, ?)", self._add_plan(variant), pack_json(kept))
+
+    def put_sanitize(self, variant: Variant, result: SanitizeResult) -> None:
+        if _lasting(result):
+            self._write("INSERT OR IGNORE INTO sanitizes VALUES (?, ?)", self._add_plan(variant), pack_json(result))
+
+    def put_profile(self, variant: Variant, task: Task, result: ProfileResult) -> None:
+        if _lasting(result):
+            where = (self._add_task(task), self._add_plan(variant))
+            self._write("INSERT OR IGNORE INTO profiles VALUES (?, ?, ?)", *where, pack_json(result))
+
+    def put_baselines(self, task: Task, result: BaselineResult) -> None:
+        if _lasting(result):
+            where = (self._add_task(task), MODES.index(result.mode), BUDGETS.index(result.budget))
+            self._write("INSERT OR IGNORE INTO baselines VALUES (?, ?, ?, ?)", *where, pack_json(result))
+
+    def put_verify(self, variant: Variant, task: Task, result: VerifyResult) -> None:
+        if _lasting(result):
+            where = (self._add_task(task), self._add_plan(variant), DEPTHS.index(result.depth))
+            data = pack_json(result) if result.depth == "full" else pack_quick(result, self._intern)
+            self._put_outcome("verifies", where, result, data)
+
+    def put_timing(self, variant: Variant, task: Task, result: TimingResult) -> None:
+        if _lasting(result):
+            settings = (MODES.index(result.mode), BUDGETS.index(result.budget))
+            where = (self._add_task(task), self._add_plan(variant), *settings)
+            data = pack_timing(result, self._intern) if result.ok else None
+            self._put_outcome("timings", where, result, data)
+
+    def _put_outcome(self, table: str, where: tuple[int, ...], result: Outcome, data: bytes | None) -> None:
+        detail = self._intern(result.detail) if result.detail else None
+        values = (*where, result.status.value, result.reason, detail, round(result.elapsed_s * 1e6), data)
+        self._write(f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(values))})", *values)
+
+    def _add_plan(self, variant: Variant) -> int:
+        known = self._plan(variant.key)
+        if known is not None:
+            return known
+        plan = variant.plan
+        family = (plan.family, plan.revision) if plan else (None, None)
+        knobs = json.dumps(plan.knobs, separators=(",", ":")) if plan else None
+        number = self._write(
+            "INSERT INTO plans (plan_id, family, revision, b_layout, knobs) VALUES (?, ?, ?, ?, ?)",
+            *(variant.key, *family, variant.b_layout, knobs),
+        )
+        self._plans[variant.key] = (number, variant.b_layout)
+        return number
+
+    def _add_task(self, task: Task) -> int:
+        known = self._task(task.task_id)
+        if known is None:
+            known = self._write("INSERT INTO tasks (task_id, task) VALUES (?, ?)", task.task_id, task.to_json())
+            self._tasks[task.task_id] = known
+        return known
+
+    def _intern(self, text: str) -> int:
+        if text not in self._numbers:
+            self._numbers[text] = self._write("INSERT INTO texts (text) VALUES (?)", text)
+        return self._numbers[text]
+
+    def _write(self, sql: str, *values: Any) -> int:
+        with self._lock, self._errors():
+            if not self._db.in_transaction:
+                self._db.execute("BEGIN IMMEDIATE")
+            return int(self._db.execute(sql, values).lastrowid or 0)
+
+
+def _lasting(result: Outcome) -> bool:
+    return result.status in (Status.OK, Status.FAILED)
+
+
+def _create(path: Path, device: DeviceInfo) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    db = sqlite3.connect(path, isolation_level=None)
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        for statement in SCHEMA:
+            db.execute(statement)
+        facts = {
+            "schema_version": str(SCHEMA_VERSION),
+            "protocol_version": str(PROTOCOL_VERSION),
+            "device": device.to_json(),
+            "recorded_on": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        db.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
+        db.execute("COMMIT")
+    finally:
+        db.close()

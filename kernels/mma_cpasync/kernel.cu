@@ -20,6 +20,12 @@ __device__ __forceinline__ void group_sync() {
   else __syncthreads();
 }
 
+// The same pointer, which the compiler keeps in registers rather than computing it again for every copy.
+__device__ __forceinline__ const fp16* opaque(const fp16* p) {
+  asm("" : "+l"(p));
+  return p;
+}
+
 // One thread's share of copying stages. All addresses are inside the operands: rows and columns past the edge repeat the last
 // ones, whose results are not stored; k past the edge are zeros on both sides.
 struct Copier {
@@ -31,12 +37,12 @@ struct Copier {
 
   __device__ __forceinline__ Copier(const fp16* A, const fp16* B, unsigned m0, unsigned n0, unsigned M, unsigned N, unsigned K, unsigned thread) : N(N), K(K), thread(thread) {
 #pragma unroll
-    for (unsigned i = 0; i < A_COUNT; i++) a[i] = A + size_t(min(m0 + thread / A_CHUNKS + i * A_EVERY, M - 1)) * K;
+    for (unsigned i = 0; i < A_COUNT; i++) a[i] = opaque(A + size_t(min(m0 + thread / A_CHUNKS + i * A_EVERY, M - 1)) * K);
     if constexpr (B_NK) {
 #pragma unroll
-      for (unsigned i = 0; i < B_COUNT; i++) b[i] = B + size_t(min(n0 + thread / B_CHUNKS + i * B_EVERY, N - 1)) * K;
+      for (unsigned i = 0; i < B_COUNT; i++) b[i] = opaque(B + size_t(min(n0 + thread / B_CHUNKS + i * B_EVERY, N - 1)) * K);
     } else {
-      b[0] = B + min(n0 + thread % B_CHUNKS * 8, N - 8);
+      b[0] = opaque(B + min(n0 + thread % B_CHUNKS * 8, N - 8));
     }
   }
 
@@ -118,19 +124,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mma_cpasync(const fp16*
   for (unsigned s = 0; s < STAGES - 1; s++) fill();
   if constexpr (CLUSTER_K > 1) open_inbox(*inbox);
 
-  Accumulator sum{};
-  sum.row = warp % WARPS / WARPS_N * WARP_M, sum.column = warp % WARPS_N * WARP_N, sum.lane = threadIdx.x % 32;
+  Accumulator acc{};
+  acc.row = warp % WARPS / WARPS_N * WARP_M, acc.column = warp % WARPS_N * WARP_N, acc.lane = threadIdx.x % 32;
   unsigned stage = ring;
 #pragma unroll 1
   for (unsigned k = first; k < K; k += STEP) {
     cp_async_wait<STAGES - 2>();
     group_sync();  // the stage is complete, and the one before it has been read
     fill();
-    sum.multiply(stage);
+    acc.multiply(stage);
     stage = stage + STAGE_BYTES == ring_end ? ring : stage + STAGE_BYTES;
   }
 
   group_sync();  // the ring has been read
-  sum.write(reinterpret_cast<float*>(shared + slice * RING_BYTES));
+  acc.write(reinterpret_cast<float*>(shared + slice * RING_BYTES));
   sum_and_store<BM, BN, PITCH, SLICES, CLUSTER_K, THREADS>(reinterpret_cast<const float*>(shared), RING_BYTES / 4, inbox, rank, OutputTile{C, M, N, m0, n0});
 }

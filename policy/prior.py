@@ -1,7 +1,7 @@
 """A rough cost model of a plan at a shape: where a search looks first. Pure; never reported, never a measurement.
 
-It reads the conventional knob names BM, BN (tile) and SPLIT… (parts of K). A family without them ranks in its manifest's
-order. HGEMM only. Rates are per SM of an H200 (shared facts: 790 TFLOP/s, about 6 TB/s from L2, 132 SMs, 1.4 us floor).
+It reads the conventional knob names BM, BN (tile), SPLIT… and CLUSTER_K (parts of K). A family without them ranks in
+its manifest's order. HGEMM only. Rates are per SM of an H200: 790 TFLOP/s, 6 TB/s from L2, 132 SMs, 1.4 us floor.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ _FLOP_PER_US_PER_SM = 790e6 / 132
 _BYTES_PER_US_PER_SM = 6e6 / 132
 _LAUNCH_US = 1.4
 _TILE_US = 0.4  # prologue and epilogue of one tile
+_SPLIT_NAMES = ("SPLIT", "CLUSTER_K")
 _SPLIT_US = 0.6  # reduction over the parts of K
 
 
@@ -33,7 +34,7 @@ def estimate_us(plan: Plan, task: Task, sm_count: int) -> float | None:
 
 
 def _splits(knobs: Mapping[str, int]) -> int:
-    return max([1, *(value for name, value in knobs.items() if name.startswith("SPLIT"))])
+    return max([1, *(value for name, value in knobs.items() if name.startswith(_SPLIT_NAMES))])
 
 
 def ranked(plans: Sequence[Plan], task: Task, sm_count: int) -> list[Plan]:

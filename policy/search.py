@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from policy.base import PolicyRequest, Trial
 from policy.prior import ranked
 from policy.settings import PolicySettings
 from tools.families import accepted_plans
 from tools.records import Family, Plan, Status, Step, Task, ToolCall, content_hash
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.trial import FrozenTrial
+    from optuna.trial import Trial as OptunaTrial
 
 Arm = tuple[str, str]
 
@@ -117,13 +123,13 @@ class _Space:
     def point(self, plan: Plan) -> dict[str, int]:
         return {k: values.index(plan.knobs[k]) for k, values in self.values[_arm(plan)].items()}
 
-    def told(self, trial: Trial) -> object:
+    def told(self, trial: Trial) -> FrozenTrial:
         import optuna
 
         assert trial.plan is not None
         arm = _arm(trial.plan)
         params: dict[str, object] = {"arm": "/".join(arm)}
-        distributions: dict[str, object] = {"arm": self._arm_distribution()}
+        distributions: dict[str, BaseDistribution] = {"arm": self._arm_distribution()}
         for name, index in self.point(trial.plan).items():
             params[f"{params['arm']}.{name}"] = index
             distributions[f"{params['arm']}.{name}"] = optuna.distributions.IntDistribution(
@@ -131,12 +137,11 @@ class _Space:
             )
         return optuna.trial.create_trial(params=params, distributions=distributions, value=_value(trial))
 
-    def ask(self, trial: object) -> tuple[Arm, dict[str, int]]:
-        suggest_arm = trial.suggest_categorical("arm", ["/".join(arm) for arm in self.arms])  # type: ignore[attr-defined]
-        arm = next(a for a in self.arms if "/".join(a) == suggest_arm)
+    def ask(self, trial: OptunaTrial) -> tuple[Arm, dict[str, int]]:
+        name = trial.suggest_categorical("arm", ["/".join(arm) for arm in self.arms])
+        arm = next(a for a in self.arms if "/".join(a) == name)
         point = {
-            name: trial.suggest_int(f"{suggest_arm}.{name}", 0, len(values) - 1)  # type: ignore[attr-defined]
-            for name, values in self.values[arm].items()
+            knob: trial.suggest_int(f"{name}.{knob}", 0, len(values) - 1) for knob, values in self.values[arm].items()
         }
         return arm, point
 
@@ -151,7 +156,7 @@ class _Space:
         same = [plan for plan in candidates if _arm(plan) == arm]
         return min(same, key=distance) if same else candidates[0]
 
-    def _arm_distribution(self) -> object:
+    def _arm_distribution(self) -> BaseDistribution:
         import optuna
 
         return optuna.distributions.CategoricalDistribution(["/".join(arm) for arm in self.arms])

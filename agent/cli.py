@@ -1,0 +1,318 @@
+"""The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor``, ``record``.
+
+Heavy packages are imported inside the commands, so that ``agent --help`` stays quick. Exit codes: 0 done, 1 wrong input
+or broken machinery, 2 no kernel passed, 130 interrupted. The command's result goes to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+
+import typer
+
+from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, AgentError, Stopped, UsageError
+
+if TYPE_CHECKING:
+    from agent.session import SessionConfig
+    from agent.summary import Summary
+    from tools.device import Device
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Search, check and time HGEMM CUDA kernels until they beat auto-tuned cuBLASLt.",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; progress stays on stderr.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+Shape = Annotated[str | None, typer.Option(metavar="M,N,K", help="For example 4096,4096,4096 or 64x64x16384.")]
+DeviceName = Annotated[
+    str | None, typer.Option(metavar="DEVICE", help="auto (default), cuda:0, replay:h200, or replay:PATH of a record.")
+]
+
+
+@app.command()
+def optimize(
+    shape: Shape = None,
+    device: DeviceName = None,
+    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic or openai.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of anthropic or openai, e.g. claude-opus-5-5.")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
+    ] = None,
+    evaluations: Annotated[int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 96).")] = None,
+    wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
+    usd: Annotated[float | None, typer.Option(help="Budget: money for a hosted model, e.g. 5.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, budget and device: same session (default 0).")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any setting, e.g. --set session.top_k=5."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML with the sections of configs/.")] = None,
+    session: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the session, e.g. first-try.")] = None,
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Propose kernels for one shape, put them through the gate, and keep the best.
+
+    Example: agent optimize --shape 4096,4096,4096
+    """
+    flags: dict[str, Any] = {
+        "session.shape": shape,
+        "session.device": device,
+        "session.seed": seed,
+        "policy.name": policy,
+        "policy.model": model,
+        "policy.base_url": base_url,
+        "budget.evaluations": evaluations,
+        "budget.wall_s": wall,
+        "budget.usd": usd,
+    }
+    with _guarded():
+        from agent import session as sessions
+        from agent.config import load_settings, parse_assignment
+        from agent.devices import open_device, resolve
+        from tools.paths import home_dir
+
+        overrides = dict(parse_assignment(text) for text in settings or [])
+        overrides |= {name: value for name, value in flags.items() if value is not None}
+        loaded = load_settings(config, os.environ, overrides)
+        _ = loaded.session.task  # a missing shape is found before a GPU is started
+        _check_policy(loaded)
+        if session is not None:
+            sessions.folder_of(home_dir(), session)
+        name = resolve(loaded.session.device)
+        opened = open_device(name)
+        try:
+            begun = sessions.create(home_dir(), loaded, session, name, opened.info)
+            _run(begun, opened, json_output, quiet)
+        finally:
+            opened.close()
+
+
+@app.command()
+def resume(
+    session: Annotated[str, typer.Argument(help="Name of the session; `agent show` lists them.")],
+    json_output: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with a session that was stopped, killed or broke off. Nothing is measured twice."""
+    with _guarded():
+        from agent import session as sessions
+        from tools.paths import home_dir
+
+        _run(sessions.load(home_dir(), session), None, json_output, quiet)
+
+
+@app.command()
+def show(
+    session: Annotated[str | None, typer.Argument(help="Name of a session; without one, all are listed.")] = None,
+    source: Annotated[str | None, typer.Option(metavar="KEY", help="Print the source of this variant.")] = None,
+    json_output: Json = False,
+) -> None:
+    """List sessions; or one session's summary, leaderboard and rejections; or a variant's source."""
+    with _guarded():
+        from agent import showing
+
+        if source is not None:
+            showing.show_source(source, json_output)
+        elif session is None:
+            showing.show_sessions(json_output)
+        else:
+            showing.show_session(session, json_output)
+
+
+@app.command()
+def check(
+    kernel: Annotated[Path, typer.Argument(help="CUDA C++ device code, e.g. kernel.cu.")],
+    launch: Annotated[Path, typer.Option(metavar="FILE", help="The launch spec, e.g. launch.json.")],
+    shape: Annotated[str, typer.Option(metavar="M,N,K", help="For example 512,512,512.")],
+    b_layout: Annotated[Literal["kn", "nk"], typer.Option(help="B row-major (kn) or transposed (nk).")] = "nk",
+    device: DeviceName = None,
+    full: Annotated[
+        bool, typer.Option("--full/--quick", help="Every stage, or compile, verify quick and a screen timing.")
+    ] = True,
+    json_output: Json = False,
+) -> None:
+    """Put your own kernel through compile → verify → sanitize → time → profile. Exit 0 passed, 2 rejected.
+
+    Example: agent check kernel.cu --launch launch.json --shape 512,512,512
+    """
+    with _guarded():
+        from agent import checking
+        from agent.devices import check_fits, open_device
+        from tools.hgemm import hgemm, parse_shape
+        from tools.records import MODES
+
+        task = hgemm(*parse_shape(shape))
+        variant = checking.load_variant(kernel, launch, b_layout)
+        opened = open_device(device or "auto")
+        try:
+            check_fits(task, opened.info)
+            out = sys.stderr if json_output else sys.stdout
+            print(f"{kernel} at {task.label} on {opened.info.label}", file=out)
+
+            def show_stage(stage: checking.Stage) -> None:
+                word = f"{stage.status.value}, {stage.reason}" if stage.reason else stage.status.value
+                print(f"{stage.name:<14} {word}: {stage.sentence}", file=out, flush=True)
+
+            report = checking.check(opened, variant, task, full=full, modes=MODES, show=show_stage)
+        finally:
+            opened.close()
+        print(report.to_json() if json_output else report.verdict)
+        raise typer.Exit(report.exit_code)
+
+
+@app.command()
+def devices(json_output: Json = False) -> None:
+    """The GPUs of this machine and the recorded one."""
+    with _guarded():
+        import json
+
+        from agent.devices import find_devices
+
+        found = find_devices()
+        if json_output:
+            print(json.dumps([d.model_dump() for d in found]))
+            return
+        for entry in found:
+            print(f"{entry.spec:<12} {entry.label}{'' if entry.usable else f' — not usable: {entry.detail}'}")
+
+
+@app.command()
+def doctor(json_output: Json = False) -> None:
+    """What this machine has and lacks, and the command that adds it. Exit 1 if something needed is missing."""
+    with _guarded():
+        import dataclasses
+        import json
+
+        from agent.doctor import diagnose
+
+        checks = diagnose()
+        if json_output:
+            print(json.dumps([dataclasses.asdict(c) for c in checks]))
+        else:
+            for found in checks:
+                print(f"{'ok   ' if found.ok else 'lacks'} {found.name}: {found.detail}")
+                if not found.ok and found.fix:
+                    print(f"      {found.fix}")
+        raise typer.Exit(EXIT_OK if all(c.ok for c in checks) else EXIT_ERROR)
+
+
+@app.command()
+def record(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Record file to begin or go on with, e.g. h200.sqlite.")],
+    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Stop after this long, e.g. 3600.")],
+    device: Annotated[str, typer.Option(metavar="cuda:N", help="The GPU to measure.")] = "cuda:0",
+    shapes: Annotated[Path | None, typer.Option(metavar="CSV", help="M,N,K a line; default: a spread of 128.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Finalists per shape.")] = 3,
+    commit: Annotated[str, typer.Option(help="Source revision, kept as provenance.")] = "",
+) -> None:
+    """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
+    with _guarded():
+        from agent.devices import open_device
+        from tools.families import load_families
+        from tools.recording import record as record_shapes
+        from tools.shapes import parse_shapes_csv, spread
+
+        if not device.startswith("cuda:"):
+            raise UsageError(f"records are made on a GPU: --device cuda:0, not '{device}'")
+        wanted = parse_shapes_csv(shapes) if shapes else spread()
+        opened = open_device(device)
+        try:
+            done = record_shapes(opened, load_families(), wanted, out, deadline_s=deadline, top=top, commit=commit)
+        finally:
+            opened.close()
+        print(f"{done.shapes_done} of {done.shapes_total} shapes, {done.measured} measurements → {out}")
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="agent")
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(config: SessionConfig, device: Device | None, json_output: bool, quiet: bool) -> NoReturn:
+    """Runs a session to its end and leaves with its exit code."""
+    from agent import session as sessions
+    from agent.interrupt import StopFlag, interruptible
+    from agent.live import Progress
+    from tools.paths import home_dir
+
+    stop = StopFlag()
+    come_back = f"agent resume {config.session_id}"
+    with Progress(config.settings.budget.evaluations, quiet) as progress:
+
+        def work() -> Summary:
+            return sessions.run(home_dir(), config, os.environ, progress, stop.requested, device)
+
+        def on_interrupt() -> None:
+            stop.request()
+            progress.note("stopping after the running call (ctrl-C again: at once)")
+
+        try:
+            summary = interruptible(work, on_interrupt, come_back)
+        except Stopped:
+            progress.note(f"interrupted; nothing is lost. Go on with: {come_back}")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        except _sentences() as error:
+            print(f"error: {error}", file=sys.stderr)
+            print(f"go on with: {come_back}", file=sys.stderr)
+            raise typer.Exit(EXIT_ERROR) from None
+    if json_output:
+        print(summary.to_json())
+    else:
+        from rich.console import Console
+
+        from agent.report import print_summary
+
+        print_summary(summary, Console(width=None if sys.stdout.isatty() else 140))
+    raise typer.Exit(EXIT_OK if summary.best is not None else EXIT_REJECTED)
+
+
+def _check_policy(settings: Any) -> None:
+    """A missing key or model is found before a session exists."""
+    from policy.factory import make_policy
+
+    make_policy(settings.policy, {}, os.environ).close()
+
+
+def _sentences() -> tuple[type[Exception], ...]:
+    """Errors whose message is written for the user."""
+    from memory.store import StoreError
+    from policy.base import PolicyError
+    from tools.device import DeviceBroken
+    from tools.families import ManifestError
+    from tools.hgemm import ShapeError
+
+    return AgentError, StoreError, PolicyError, DeviceBroken, ManifestError, ShapeError
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """No traceback for what a user can do or a machine can lack."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except BrokenPipeError:
+        sys.stderr.close()  # `agent show | head`
+        raise typer.Exit(EXIT_OK) from None
+    except Exception as error:
+        if isinstance(error, _sentences()):
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(EXIT_ERROR) from None
+        raise
+
+
+if __name__ == "__main__":
+    main()

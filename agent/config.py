@@ -1,0 +1,179 @@
+"""Settings of a session: one model per concern, one precedence.
+
+    packaged YAML (configs/) < --config FILE < environment < flags (--set included)
+
+The environment's names are HGEMM_AGENT_<SECTION>__<FIELD>, for example HGEMM_AGENT_BUDGET__EVALUATIONS=32. This module
+is the only one that turns files and the environment into settings; models read neither.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from agent.errors import UsageError
+from policy.reward import RewardSettings
+from policy.settings import PolicySettings
+from policy.tool_schemas import first_error
+from tools.hgemm import hgemm, parse_shape
+from tools.paths import configs_dir
+from tools.records import MODES, Mode, Task
+
+ENV_PREFIX = "HGEMM_AGENT_"
+
+
+class SessionSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shape: str | None = Field(default=None, description="M,N,K")
+    device: str = Field(default="auto", description="auto, cuda:N, replay:h200 or replay:PATH")
+    seed: int = Field(default=0, ge=0)
+    accumulate: Literal["float32", "float16"] = "float32"
+    rounds: int | None = Field(default=None, ge=1, description="null: 1 for a search, 3 for a language model.")
+    group_size: int | None = Field(default=None, ge=1, description="null: 1 for a search, 2 for a language model.")
+    top_k: int = Field(default=3, ge=1, description="Variants per layout of B that go through the whole gate.")
+    modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
+    parallel_compiles: int | None = Field(default=None, ge=1, le=64)
+
+    @field_validator("shape", mode="before")
+    @classmethod
+    def _shape(cls, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            value = ",".join(map(str, value))
+        if value is not None:
+            value = str(value)
+            parse_shape(value)  # ShapeError is a ValueError with the sentence
+        return value
+
+    @field_validator("modes")
+    @classmethod
+    def _offline_first(cls, modes: tuple[Mode, ...]) -> tuple[Mode, ...]:
+        if "offline" not in modes:
+            raise ValueError("modes must contain offline, which decides the winner")
+        return tuple(mode for mode in MODES if mode in modes)
+
+    @property
+    def task(self) -> Task:
+        """Raises UsageError if there is no shape."""
+        if self.shape is None:
+            raise UsageError("a shape is needed: --shape M,N,K, for example --shape 4096,4096,4096")
+        return hgemm(*parse_shape(self.shape), accumulate=self.accumulate)
+
+
+class BudgetSettings(BaseModel):
+    """What a session may spend before it goes on to the final timings; null is no limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    evaluations: int = Field(default=96, ge=1, description="New variants, whether they pass or not.")
+    wall_s: float | None = Field(default=None, gt=0, description="Seconds at work, pauses between resumes not counted.")
+    tokens: int | None = Field(default=None, gt=0, description="Input and output tokens of a language model.")
+    usd: float | None = Field(default=None, gt=0, description="By the price table in configs/policy.yaml.")
+
+
+class Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    session: SessionSettings = SessionSettings()
+    budget: BudgetSettings = BudgetSettings()
+    policy: PolicySettings = PolicySettings()
+    reward: RewardSettings = RewardSettings()
+
+    @property
+    def rounds(self) -> int:
+        return self.session.rounds or (1 if self.policy.name in ("search", "random") else 3)
+
+    @property
+    def group_size(self) -> int:
+        return self.session.group_size or (1 if self.policy.name in ("search", "random") else 2)
+
+
+def load_settings(
+    config_file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+) -> Settings:
+    """``overrides`` are dotted: ``{"budget.evaluations": 32}``. Raises UsageError with one sentence."""
+    merged: dict[str, Any] = {}
+    for section in Settings.model_fields:
+        path = configs_dir() / f"{section}.yaml"
+        merged[section] = _read_yaml(path)
+    where = {}
+    if config_file is not None:
+        for section, values in _read_yaml(config_file).items():
+            if not isinstance(values, dict):
+                raise UsageError(f"{config_file}: '{section}' must be a mapping of settings")
+            for field, value in values.items():
+                _set(merged, f"{section}.{field}", value, str(config_file))
+                where[f"{section}.{field}"] = str(config_file)
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and "__" in name:
+            dotted = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
+            _set(merged, dotted, parse_value(text), name)
+            where[dotted] = name
+    for dotted, value in (overrides or {}).items():
+        _set(merged, dotted, value, "the command line")
+        where[dotted] = "the command line"
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        dotted = ".".join(str(part) for part in error.errors()[0]["loc"][:2])
+        raise UsageError(f"{where.get(dotted, 'settings')}: {first_error(error)}") from error
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``"budget.evaluations=32"`` → ("budget.evaluations", 32). The value is YAML."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.strip():
+        raise UsageError(f"'{text}' is not a setting: write --set section.field=value, for example budget.wall_s=600")
+    return name.strip(), parse_value(value)
+
+
+def parse_value(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"'{text}' is not a value (YAML: {str(error).splitlines()[0]})") from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise UsageError(f"the settings file {path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the settings file {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"the settings file {path} is not YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise UsageError(f"the settings file {path} must be a mapping of sections (session, budget, policy, reward)")
+    return data
+
+
+def _set(merged: dict[str, Any], dotted: str, value: Any, origin: str) -> None:
+    """Puts a value into its section, or deeper (policy.prices.my-model.input)."""
+    section, *path = dotted.split(".")
+    if section not in Settings.model_fields:
+        raise UsageError(
+            f"{origin}: there is no section '{section}' of settings{_near(section, Settings.model_fields)}"
+        )
+    fields = type(Settings.model_fields[section].default).model_fields
+    if not path or path[0] not in fields:
+        name = path[0] if path else ""
+        raise UsageError(f"{origin}: there is no setting '{section}.{name}'{_near(name, fields)}")
+    target = merged.setdefault(section, {})
+    for part in path[:-1]:
+        if not isinstance(target.get(part), dict):
+            target[part] = {}
+        target = target[part]
+    target[path[-1]] = value
+
+
+def _near(name: str, known: Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else f"; there are {', '.join(known)}"

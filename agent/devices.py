@@ -1,0 +1,134 @@
+"""``cuda:N``, ``replay:h200``, ``replay:PATH`` or ``auto`` → a device."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.errors import UsageError
+from tools.device import Device, DeviceBroken
+from tools.hgemm import min_bytes
+from tools.records import DeviceInfo, Record, Task
+
+#: What the GPU worker imports; an extra installs them (pyproject.toml).
+_GPU_MODULES = ("cuda.bindings", "cupy", "pynvml", "numpy")
+#: sm_90a: wgmma and TMA.
+NEEDED_CAPABILITY = (9, 0)
+_CUDA = re.compile(r"^cuda:(\d{1,2})$")
+
+
+class FoundDevice(Record):
+    """One line of ``agent devices``."""
+
+    spec: str
+    label: str
+    usable: bool
+    detail: str = ""
+
+
+def open_device(spec: str) -> Device:
+    """Raises UsageError for an unknown name, DeviceBroken for a device that cannot answer."""
+    resolved = resolve(spec)
+    if match := _CUDA.match(resolved):
+        if missing := missing_gpu_modules():
+            raise UsageError(
+                f"{resolved} needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12, by your driver)"
+            )
+        from tools.cuda_device import CudaDevice
+
+        return CudaDevice(int(match[1]))
+    from tools.replay import ReplayDevice
+
+    name = resolved.removeprefix("replay:")
+    return ReplayDevice(None if name == "h200" else Path(name).expanduser())
+
+
+def resolve(spec: str) -> str:
+    """``auto`` becomes a GPU if there is a usable one, else the recorded H200. Raises UsageError."""
+    if spec == "auto":
+        usable = [gpu for gpu in gpus() if gpu.capability == NEEDED_CAPABILITY] if not missing_gpu_modules() else []
+        return f"cuda:{usable[0].ordinal}" if usable else "replay:h200"
+    if _CUDA.match(spec):
+        return spec
+    kind, _, name = spec.partition(":")
+    if kind == "replay" and name:
+        # Kept as an absolute path: a session may be resumed from another folder.
+        return spec if name == "h200" else f"replay:{Path(name).expanduser().absolute()}"
+    raise UsageError(f"there is no device '{spec}': give auto, cuda:0, replay:h200 or replay:PATH")
+
+
+def missing_gpu_modules() -> list[str]:
+    missing = []
+    for name in _GPU_MODULES:
+        try:
+            found = importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # the parent package is not there
+            found = False
+        if not found:
+            missing.append(name)
+    return missing
+
+
+@dataclass(frozen=True)
+class Gpu:
+    ordinal: int
+    name: str
+    capability: tuple[int, int]
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs the driver shows; empty without NVML, driver or GPU."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        found = []
+        for ordinal in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
+            name = pynvml.nvmlDeviceGetName(handle)
+            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+            found.append(Gpu(ordinal, name.decode() if isinstance(name, bytes) else str(name), capability))
+        return found
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def find_devices() -> list[FoundDevice]:
+    missing = missing_gpu_modules()
+    found = []
+    for gpu in gpus():
+        why = ""
+        if gpu.capability != NEEDED_CAPABILITY:
+            major, minor = gpu.capability
+            why = f"has compute capability {major}.{minor}; the kernels here are for 9.0 (H100, H200)"
+        elif missing:
+            why = f"needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12)"
+        found.append(FoundDevice(spec=f"cuda:{gpu.ordinal}", label=gpu.name, usable=not why, detail=why))
+    try:
+        device = open_device("replay:h200")
+        try:
+            found.append(FoundDevice(spec="replay:h200", label=device.info.label, usable=True))
+        finally:
+            device.close()
+    except DeviceBroken as error:
+        found.append(FoundDevice(spec="replay:h200", label="recorded H200", usable=False, detail=str(error)))
+    return found
+
+
+def check_fits(task: Task, info: DeviceInfo) -> None:
+    """Raises UsageError if the operands alone fill the GPU's memory."""
+    needed = min_bytes(task)
+    if needed > 0.9 * info.memory_bytes:
+        raise UsageError(
+            f"{task.label} needs {needed / 2**30:.1f} GiB for A, B and C alone; "
+            f"{info.name} has {info.memory_bytes / 2**30:.0f} GiB of memory"
+        )

@@ -1,0 +1,435 @@
+"""The nodes of the search: prompt → policy turn → tool calls → results, in rounds of groups.
+
+Every node can be killed at any point and run again: a policy's step and a call's answer are in the store before the
+checkpoint says so, and what is in the store is used, not made again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from agent.calls import Prepared, Ran, prepare, run
+from agent.deps import Deps
+from agent.errors import SessionError
+from agent.routing import evaluations_left
+from agent.state import (
+    ActInput,
+    Answer,
+    Call,
+    EndedBy,
+    Rollout,
+    SessionState,
+    Spent,
+    ThinkInput,
+    Thought,
+    TrialRow,
+    to_trial,
+)
+from policy.base import PolicyRequest
+from policy.prompts import Exemplar, choose_exemplars, prompt
+from policy.reward import Reward, reward, smooth
+from policy.tool_schemas import EVALUATING, CallError, tool_schemas
+from tools.records import BaselineResult, Status, Step, ToolCall, Trajectory, Usage, content_hash
+
+Update = dict[str, Any]
+
+_NUDGE = "Your turn held no tool call. Call a tool, or submit the key of your best variant."
+_CUT_OFF = "Your turn was cut off at the output limit before a tool call. Be brief, and call a tool."
+
+
+class SearchNodes:
+    def __init__(self, deps: Deps) -> None:
+        self._deps = deps
+        self._reference: BaselineResult | None = None
+
+    # --- opening and rounds --------------------------------------------------------------------------------------
+
+    def open(self, state: SessionState) -> Update:
+        deps = self._deps
+        reference = self._offline_reference()
+        deps.emit("opened", deps.task.label, reference_us=reference.best_us(), detail=reference.detail)
+        return {"spent": self._lapped(state["spent"])}
+
+    def start_group(self, state: SessionState) -> Update:
+        """A group of rollouts from one prompt, the evaluations that are left shared out evenly."""
+        deps = self._deps
+        size = deps.settings.group_size
+        rounds_left = max(1, deps.settings.rounds - state["round"])
+        left = evaluations_left(state, deps.settings.budget.evaluations)
+        quota = max(1, left // (rounds_left * size))
+        steps: tuple[Step, ...] = () if deps.policy.is_search else self._prompt(state, quota)
+        group = []
+        for index in range(size):
+            number = state["next_rollout"] + index
+            if not deps.has_trajectory(number):
+                deps.put_trajectory(number, deps.new_trajectory(number, index, state["round"], steps))
+            group.append(
+                Rollout(
+                    number=number,
+                    index=index,
+                    steps=len(steps),
+                    turns=0,
+                    quota=quota,
+                    spent=0,
+                    nudged=False,
+                    ended_by=None,
+                    submitted=None,
+                )
+            )
+        deps.emit("round", f"round {state['round'] + 1} of {deps.settings.rounds}", rollouts=size)
+        return {"group": group, "next_rollout": state["next_rollout"] + size}
+
+    def _prompt(self, state: SessionState, quota: int) -> tuple[Step, ...]:
+        deps = self._deps
+        rows = list({row["key"]: row for row in state["trials"]}.values())
+        trials = [self._trial(row) for row in rows]
+        exemplars = []
+        for rank, trial in enumerate(choose_exemplars(trials, deps.settings.policy.exemplars)):
+            # The best one with its source, the others with their scores: a prompt is not a library.
+            source = deps.variant(trial.key).source if rank == 0 else None
+            exemplars.append(Exemplar(trial=trial, source=source))
+        return prompt(
+            deps.templates,
+            deps.task,
+            deps.toolbox.info,
+            [self._offline_reference()],
+            exemplars,
+            quota,
+            deps.settings.policy.max_turns,
+        )
+
+    def _offline_reference(self) -> BaselineResult:
+        if self._reference is None:
+            self._reference = self._deps.baselines("offline")
+        return self._reference
+
+    # --- a policy's turn -----------------------------------------------------------------------------------------
+
+    def think(self, state: ThinkInput) -> Update:
+        """Asks the policy, unless a killed run already has its answer in the store."""
+        deps = self._deps
+        deps.check_stop()
+        rollout = state["rollout"]
+        trajectory = deps.trajectory(rollout["number"])
+        if len(trajectory.steps) <= rollout["steps"]:
+            reference = self._offline_reference()
+            step = deps.policy.step(
+                PolicyRequest(
+                    task=deps.task,
+                    device=deps.toolbox.info,
+                    tools=() if deps.policy.is_search else tool_schemas(),
+                    steps=trajectory.steps,
+                    trials=tuple(self._trial(row) for row in state["trials"]),
+                    reference_us={f"{t.reference} ({t.b_layout})": t.time_us for t in reference.times},
+                    evaluations_left=state["evaluations_left"],
+                    turns_left=deps.max_turns - rollout["turns"],
+                    seed=deps.settings.session.seed,
+                    rollout=rollout["number"],
+                )
+            )
+            step = _with_call_ids(step, rollout["steps"])
+            usage = trajectory.usage + (step.usage or Usage())
+            steps = (*trajectory.steps, step)
+            deps.put_trajectory(rollout["number"], trajectory.model_copy(update={"steps": steps, "usage": usage}))
+        return {"thoughts": [Thought(rollout=rollout["number"])]}
+
+    def admit(self, state: SessionState) -> Update:
+        """Counts what the turns cost and decides, in proposal order, which calls the budget still pays for."""
+        deps = self._deps
+        thinking = {thought["rollout"] for thought in state["thoughts"]}
+        spent, seen = state["spent"], list(state["seen"])
+        group, calls = [], []
+        for rollout in state["group"]:
+            if rollout["number"] not in thinking:
+                group.append(rollout)
+                continue
+            step = deps.trajectory(rollout["number"]).steps[rollout["steps"]]
+            spent = _plus(spent, step.usage)
+            rollout = Rollout(**{**rollout, "steps": rollout["steps"] + 1, "turns": rollout["turns"] + 1})
+            for index, tool_call in enumerate(step.tool_calls):
+                call, is_new = self._admit(rollout, index, tool_call, seen, spent)
+                if is_new and call["key"]:
+                    seen.append(call["key"])
+                    spent = Spent(**{**spent, "evaluations": spent["evaluations"] + 1})
+                    rollout["spent"] += 1
+                calls.append(call)
+            group.append(rollout)
+        return {"group": group, "calls": calls, "spent": spent, "seen": seen, "thoughts": None}
+
+    def _admit(
+        self, rollout: Rollout, index: int, tool_call: ToolCall, seen: list[str], spent: Spent
+    ) -> tuple[Call, bool]:
+        """The call, and whether it costs an evaluation."""
+        deps = self._deps
+        call = Call(rollout=rollout["number"], index=index, key=None, refused="")
+        try:
+            prepared = prepare(tool_call, deps.families, deps.find_variant, seen)
+        except CallError as error:
+            return Call(**{**call, "refused": str(error)}), False
+        if prepared.variant is None:
+            return call, False
+        call["key"] = prepared.variant.key
+        is_new = prepared.name in EVALUATING and call["key"] not in seen
+        if is_new:
+            left = deps.settings.budget.evaluations - spent["evaluations"]
+            if left < 1 or rollout["spent"] >= rollout["quota"]:
+                call["refused"] = "no evaluations are left in this attempt; submit the key of your best variant"
+                return call, False
+            deps.put_variant(prepared.variant)
+        return call, is_new
+
+    # --- tool calls ----------------------------------------------------------------------------------------------
+
+    def act(self, state: ActInput) -> Update:
+        """One tool call. Its answer goes to the store first, so that a resumed turn reads the same words."""
+        deps = self._deps
+        call = state["call"]
+        tool_call = self._tool_call(call, state["steps"])
+        answer_id = self._answer_id(call, state["steps"])
+        stored = deps.store.get(answer_id)
+        if stored is None:
+            deps.check_stop()
+            ran = self._run(call, tool_call)
+            stored = json.dumps(_answer_payload(ran))
+            deps.store.put(answer_id, "answer", stored)
+        payload = json.loads(stored)
+        answer = Answer(
+            rollout=call["rollout"],
+            index=call["index"],
+            key=call["key"],
+            tool=tool_call.name,
+            status=payload["status"],
+            reason=payload["reason"],
+            ratio=payload["ratio"],
+        )
+        return {"answers": [answer]}
+
+    def _run(self, call: Call, tool_call: ToolCall) -> Ran:
+        deps = self._deps
+        if call["refused"]:
+            return Ran(json.dumps({"error": call["refused"]}))
+        known = [call["key"]] if call["key"] else []
+        try:
+            prepared = prepare(tool_call, deps.families, deps.find_variant, known)
+            if tool_call.name == "submit":
+                return Ran(json.dumps({"submitted": call["key"]}))
+            self._announce(prepared)
+            if deps.toolbox.info.kind == "cuda" and prepared.fresh and prepared.variant is not None:
+                deps.toolbox.compile(prepared.variant)  # compilers run side by side; the GPU does one thing at a time
+            with deps.device_lock:
+                ran = run(prepared, deps.toolbox, deps.task, deps.families)
+        except CallError as error:
+            return Ran(json.dumps({"error": str(error)}))
+        if prepared.fresh and ran.result is not None and ran.result.status is Status.UNAVAILABLE:
+            # This machine can evaluate nothing: say so, leave the budget alone, and try again on a resume.
+            why = ran.result.detail.rstrip(".")
+            raise SessionError(f"{why}; `agent doctor` says what to install, then resume the session")
+        if ran.result is not None and prepared.variant is not None:
+            deps.emit(
+                "tried",
+                prepared.variant.label,
+                key=prepared.variant.key,
+                status=ran.result.status.value,
+                reason=ran.result.reason.value if ran.result.reason else None,
+                detail=ran.result.detail,
+                ratio=ran.ratio,
+                tool=prepared.name,
+            )
+        return ran
+
+    def _announce(self, prepared: Prepared) -> None:
+        what = prepared.variant.label if prepared.variant else ""
+        self._deps.emit("trying", f"{prepared.name} {what}".strip(), tool=prepared.name)
+
+    def tell(self, state: SessionState) -> Update:
+        """Answers into the conversations, in proposal order, and who goes on."""
+        deps = self._deps
+        answers = sorted(state["answers"], key=lambda a: (a["rollout"], a["index"]))
+        spent = self._lapped(state["spent"])
+        stopped_by = state["stopped_by"] or _exhausted(spent, deps)
+        trials = list(state["trials"])
+        told = {(row["rollout"], row["key"]) for row in trials}
+        group = []
+        for rollout in state["group"]:
+            if rollout["ended_by"] is None:
+                mine = [a for a in answers if a["rollout"] == rollout["number"]]
+                rollout = self._tell(rollout, mine, stopped_by)
+                for answer in mine:
+                    row = _trial_row(answer)
+                    if row is not None and (row["rollout"], row["key"]) not in told:
+                        told.add((row["rollout"], row["key"]))
+                        trials.append(row)
+            group.append(rollout)
+        deps.emit("told", evaluations=spent["evaluations"], usd=spent["usd"], tokens=_tokens(spent))
+        return {
+            "group": group,
+            "trials": trials,
+            "spent": spent,
+            "stopped_by": stopped_by,
+            "calls": [],
+            "answers": None,
+        }
+
+    def _tell(self, rollout: Rollout, answers: list[Answer], stopped_by: str) -> Rollout:
+        deps = self._deps
+        number, count = rollout["number"], rollout["steps"]
+        trajectory = deps.trajectory(number)
+        step = trajectory.steps[count - 1]
+        added = [self._tool_step(step.tool_calls[a["index"]], a, count) for a in answers]
+        submit = next((a for a in answers if a["tool"] == "submit" and a["status"] == Status.OK), None)
+        ended: EndedBy | None = None
+        nudged = False
+        if submit is not None:
+            ended = "submit"
+        elif stopped_by or rollout["turns"] >= deps.max_turns:
+            ended = "budget"
+        elif not step.tool_calls:
+            nudged = True
+            if deps.policy.is_search or step.stop == "refusal" or rollout["nudged"]:
+                ended = "policy"
+            else:
+                added.append(Step(role="user", text=_CUT_OFF if step.stop == "length" else _NUDGE))
+        steps = (*trajectory.steps[:count], *added)
+        deps.put_trajectory(number, trajectory.model_copy(update={"steps": steps}))
+        return Rollout(
+            **{
+                **rollout,
+                "steps": len(steps),
+                "nudged": nudged,
+                "ended_by": ended,
+                "submitted": submit["key"] if submit else None,
+            }
+        )
+
+    def _tool_step(self, tool_call: ToolCall, answer: Answer, steps: int) -> Step:
+        call = Call(rollout=answer["rollout"], index=answer["index"], key=answer["key"], refused="")
+        answer_id = self._answer_id(call, steps)
+        payload = json.loads(self._deps.store.get(answer_id) or "{}")
+        return Step(
+            role="tool",
+            text=payload.get("text", ""),
+            call_id=tool_call.call_id,
+            tool=tool_call.name,
+            result_id=answer_id,
+        )
+
+    # --- the end of a round --------------------------------------------------------------------------------------
+
+    def end_group(self, state: SessionState) -> Update:
+        """Rewards, and whether another round comes."""
+        deps = self._deps
+        rewards = [self._reward(rollout, state) for rollout in state["group"]]
+        smoothed = smooth([r.value if r else None for r in rewards], deps.settings.reward)
+        for rollout, own, relative in zip(state["group"], rewards, smoothed, strict=True):
+            trajectory = deps.trajectory(rollout["number"])
+            parts = {**own.parts, "group": relative} if own is not None and relative is not None else {}
+            deps.put_trajectory(rollout["number"], _ended(trajectory, rollout, own, parts))
+        done = state["round"] + 1
+        left = evaluations_left(state, deps.settings.budget.evaluations)
+        searched = done >= deps.settings.rounds or left < 1 or bool(state["stopped_by"])
+        return {"round": done, "searched": searched, "group": []}
+
+    def _reward(self, rollout: Rollout, state: SessionState) -> Reward | None:
+        """Of what was submitted; without a submit, of the best variant evaluated, else of the last."""
+        deps = self._deps
+        mine = [row for row in state["trials"] if row["rollout"] == rollout["number"]]
+        known = [row for row in mine if row["status"] in (Status.OK, Status.FAILED)]
+        key = rollout["submitted"]
+        if key is None and known:
+            passed = [row for row in known if row["ratio"] is not None]
+            key = max(passed, key=lambda row: row["ratio"] or 0.0)["key"] if passed else known[-1]["key"]
+        if key is None or key not in {row["key"] for row in known}:
+            return None
+        variant = deps.variant(key)
+        with deps.device_lock:
+            evaluation = deps.toolbox.evaluate(variant, deps.task)
+        return reward(evaluation, len(variant.source), deps.settings.reward)
+
+    # --- helpers -------------------------------------------------------------------------------------------------
+
+    def _trial(self, row: TrialRow) -> Any:
+        variant = self._deps.variant(row["key"])
+        return to_trial(row, variant.label, variant.plan)
+
+    def _tool_call(self, call: Call, steps: int) -> ToolCall:
+        return self._deps.trajectory(call["rollout"]).steps[steps - 1].tool_calls[call["index"]]
+
+    def _answer_id(self, call: Call, steps: int) -> str:
+        """Of the answer to a call of the step before ``steps``."""
+        return f"answer-{content_hash([self._deps.session_id, call['rollout'], steps, call['index']])}"
+
+    def _lapped(self, spent: Spent) -> Spent:
+        return Spent(**{**spent, "wall_s": spent["wall_s"] + self._deps.lap_s()})
+
+
+def _with_call_ids(step: Step, position: int) -> Step:
+    """Servers that name no call, or two calls alike, get names from us."""
+    ids = [call.call_id for call in step.tool_calls]
+    if all(ids) and len(set(ids)) == len(ids):
+        return step
+    calls = tuple(call.model_copy(update={"call_id": f"call-{position}-{i}"}) for i, call in enumerate(step.tool_calls))
+    return step.model_copy(update={"tool_calls": calls})
+
+
+def _answer_payload(ran: Ran) -> dict[str, Any]:
+    result = ran.result
+    return {
+        "text": ran.text,
+        "status": result.status.value if result else ("failed" if '"error"' in ran.text[:10] else "ok"),
+        "reason": result.reason.value if result and result.reason else None,
+        "ratio": ran.ratio,
+    }
+
+
+def _trial_row(answer: Answer) -> TrialRow | None:
+    """None for calls that evaluate nothing, and for those that were answered without being run."""
+    refused = answer["status"] == Status.FAILED and answer["reason"] is None
+    if answer["key"] is None or refused or not answer["tool"].startswith("evaluate"):
+        return None
+    return TrialRow(
+        rollout=answer["rollout"],
+        key=answer["key"],
+        status=answer["status"],
+        reason=answer["reason"],
+        ratio=answer["ratio"],
+    )
+
+
+def _exhausted(spent: Spent, deps: Deps) -> str:
+    budget = deps.settings.budget
+    if budget.wall_s is not None and spent["wall_s"] >= budget.wall_s:
+        return "wall_s"
+    if budget.tokens is not None and _tokens(spent) >= budget.tokens:
+        return "tokens"
+    if budget.usd is not None and spent["usd"] >= budget.usd:
+        return "usd"
+    return ""
+
+
+def _tokens(spent: Spent) -> int:
+    return spent["input_tokens"] + spent["output_tokens"]
+
+
+def _plus(spent: Spent, usage: Usage | None) -> Spent:
+    if usage is None:
+        return spent
+    return Spent(
+        evaluations=spent["evaluations"],
+        input_tokens=spent["input_tokens"] + usage.input_tokens,
+        output_tokens=spent["output_tokens"] + usage.output_tokens,
+        cached_tokens=spent["cached_tokens"] + usage.cached_tokens,
+        usd=spent["usd"] + usage.cost_usd,
+        wall_s=spent["wall_s"],
+    )
+
+
+def _ended(trajectory: Trajectory, rollout: Rollout, own: Reward | None, parts: dict[str, float]) -> Trajectory:
+    return trajectory.model_copy(
+        update={
+            "submitted_key": rollout["submitted"],
+            "reward": own.value if own else None,
+            "reward_parts": parts,
+            "ended_by": rollout["ended_by"] or "policy",
+        }
+    )

@@ -22,10 +22,10 @@ Lookup = Callable[[int], str]
 _NOISY, _THROTTLED, _CLOCKS, _SPREAD, _EMPTY, _OWN = (1 << bit for bit in range(6))
 # flags, number of rows, spread, empty_kernel_us, measured_at (Unix seconds), candidate time_us, samples
 _HEAD = struct.Struct("<BBffIfI")
-# sm_mhz min, median, max, power_w, temperature_c, text of the throttle reasons (JSON list)
-_CLOCK = struct.Struct("<HHHfBI")
-# text of the reference, ratio, ratio_lo, ratio_hi, ref_us
-_ROW = struct.Struct("<Iffff")
+# sm_mhz min, median, max, limit (0: unknown), power_w, temperature_c, text of the throttle reasons (JSON list)
+_CLOCK = struct.Struct("<HHHHfBI")
+# text of the reference (a file begins with their texts, so 16 bits do), ratio, ratio_lo, ratio_hi, ref_us
+_ROW = struct.Struct("<Hffff")
 # with flag _OWN each row ends in its own time_us and samples
 _OWN_PART = struct.Struct("<fI")
 
@@ -62,9 +62,8 @@ def pack_timing(result: TimingResult, intern: Intern) -> bytes:
     if result.clocks is not None:
         c = result.clocks
         reasons = intern(json.dumps(c.throttle_reasons))
-        parts.append(
-            _CLOCK.pack(c.sm_mhz_min, c.sm_mhz_median, c.sm_mhz_max, _f32(c.power_w_max), c.temperature_c_max, reasons)
-        )
+        mhz = (c.sm_mhz_min, c.sm_mhz_median, c.sm_mhz_max, c.sm_mhz_limit or 0)
+        parts.append(_CLOCK.pack(*mhz, _f32(c.power_w_max), c.temperature_c_max, reasons))
     for row in rows:
         ratios = (row.ratio, row.ratio_lo, row.ratio_hi, row.ref_us)
         parts.append(_ROW.pack(intern(row.reference), *(_f32(value) for value in ratios)))
@@ -79,12 +78,13 @@ def unpack_timing(data: bytes, same: Mapping[str, Any], lookup: Lookup) -> dict[
     at = _HEAD.size
     clocks = None
     if flags & _CLOCKS:
-        low, median, high, power, temperature, reasons = _CLOCK.unpack_from(data, at)
+        low, median, high, limit, power, temperature, reasons = _CLOCK.unpack_from(data, at)
         at += _CLOCK.size
         clocks = Clocks(
             sm_mhz_min=low,
             sm_mhz_median=median,
             sm_mhz_max=high,
+            sm_mhz_limit=limit or None,
             power_w_max=_six(power),
             temperature_c_max=temperature,
             throttle_reasons=tuple(json.loads(lookup(reasons))),

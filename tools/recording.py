@@ -239,6 +239,8 @@ def record(
                     f"{max(0.0, deadline.left_s):.0f} s left)"
                 )
             profiles.flush()
+            if through.measured:
+                writer.compact()
         except _OutOfTimeError:
             finished = False
             echo(f"deadline: {done} of {len(tasks)} shapes are complete in {out_path}; the same command goes on")

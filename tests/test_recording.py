@@ -1,0 +1,255 @@
+"""Recording: what is taken, in which order, resumed without repeats, and stopped by a deadline or a broken device."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.fakes import BatchingDevice, ScriptedDevice, toy_families
+from tools.device import DeviceBroken
+from tools.families import accepted_plans
+from tools.hgemm import hgemm
+from tools.record_writer import RecordWriter
+from tools.recording import main, record
+from tools.records import MODES, Reason, Status, Task, Variant
+from tools.replay import ReplayDevice
+
+FAMILIES = toy_families()
+SHAPES = [(64, 64, 64), (4096, 256, 64), (96, 33, 128)]
+PLANS_OF = {shape: len(accepted_plans(FAMILIES, hgemm(*shape))) for shape in SHAPES}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "records" / "test.sqlite"
+
+
+def run(device: ScriptedDevice, out: Path, **options: object) -> list[str]:
+    lines: list[str] = []
+    record(device, FAMILIES, SHAPES, out, echo=lines.append, **{"deadline_s": 60.0, **options})  # type: ignore[arg-type]
+    return lines
+
+
+@pytest.mark.parametrize("make", [ScriptedDevice, BatchingDevice])
+def test_everything_is_taken_once(out: Path, make: type[ScriptedDevice]) -> None:
+    device = make()
+    lines = run(device, out, commit="abc123")
+    plans = sum(PLANS_OF.values())
+    settings = Counter((call.tool, call.setting) for call in device.calls if call.tool != "sanitize")
+    assert settings["verify", "quick"] == settings["time", "offline/screen"] == plans
+    assert settings["verify", "full"] == 3 * len(SHAPES)
+    assert all(settings["time", f"{mode}/final"] == 3 * len(SHAPES) for mode in MODES)
+    assert settings["baselines", "offline/screen"] == len(SHAPES)
+    assert all(settings["baselines", f"{mode}/final"] == len(SHAPES) for mode in MODES)
+    assert device.count("profile") == len(SHAPES)
+    assert device.count("compile") == len({p.key for s in SHAPES for p in accepted_plans(FAMILIES, hgemm(*s))})
+    sanitized = [call.key for call in device.calls if call.tool == "sanitize"]
+    assert len(sanitized) == len(set(sanitized))
+    assert device.count("profile_many") == (1 if make is BatchingDevice else 0)
+    assert [line.split(":")[0] for line in lines if "/3 " in line] == [
+        "1/3 64x64x64 tiny",
+        "2/3 4096x256x64 launch-bound",
+        "3/3 96x33x128 tiny",
+    ]
+    replay = ReplayDevice(out)
+    assert replay.records.counts() | {"plans": 0} == {
+        "plans": 0,
+        "tasks": 3,
+        "compiles": device.count("compile"),
+        "verifies": plans + 9,
+        "timings": plans + 27,
+        "sanitizes": len(sanitized),
+        "profiles": 3,
+        "baselines": 12,
+    }
+    assert replay.records.meta("commit") == "abc123"
+    assert replay.records.meta("compiler") == "scripted 1.0"
+    assert replay.records.meta("library") == "scripted BLAS 1"
+    replay.close()
+
+
+def test_the_finalists_are_the_best(out: Path) -> None:
+    device = ScriptedDevice()
+    run(device, out)
+    for shape in SHAPES:
+        task = hgemm(*shape)
+        ranked = sorted(accepted_plans(FAMILIES, task), key=lambda v: device.time_us(v, task))
+        finals = {c.key for c in device.calls if c[0] == "time" and c[2:] == (task.task_id, "server/final")}
+        assert finals == {variant.key for variant in ranked[:3]}
+        assert [c.key for c in device.calls if c.tool == "profile" and c.task_id == task.task_id] == [ranked[0].key]
+
+
+def test_a_finalist_that_falls_gives_its_place_to_the_next(out: Path) -> None:
+    task = hgemm(*SHAPES[0])
+    best = min(accepted_plans(FAMILIES, task), key=lambda v: ScriptedDevice().time_us(v, task))
+    device = ScriptedDevice(lambda tool, v, t: Reason.RACE if tool == "sanitize" and v.key == best.key else None)
+    run(device, out)
+    finals = {c.key for c in device.calls if c.tool == "time" and c[2:] == (task.task_id, "offline/final")}
+    assert best.key not in finals
+    assert len(finals) == 3
+    assert ReplayDevice(out).sanitize(best, [task]).reason is Reason.RACE
+
+
+def test_a_finished_recording_measures_nothing_again(out: Path) -> None:
+    run(ScriptedDevice(), out)
+    before = out.read_bytes()
+    again = ScriptedDevice()
+    lines = run(again, out)
+    assert again.calls == []
+    assert out.read_bytes() == before
+    assert "0 measured" in lines[0]
+
+
+class StopsAfter(BatchingDevice):
+    """Breaks after so many calls, as a worker that cannot be restarted does."""
+
+    def __init__(self, calls: int) -> None:
+        def script(tool: str, variant: Variant, task: Task | None) -> None:
+            if len(self.calls) > calls:
+                raise DeviceBroken("the worker cannot be started")
+
+        super().__init__(script)
+
+
+@pytest.mark.parametrize("calls", [1, 10, 40, 77, 100, 130])
+def test_resume_after_a_break_repeats_no_measurement(out: Path, calls: int) -> None:
+    first = StopsAfter(calls)
+    with pytest.raises(DeviceBroken):
+        run(first, out)
+    second = BatchingDevice()
+    run(second, out)
+    measured = [c for c in (*first.calls[:calls], *second.calls) if c.tool not in ("compile", "profile_many")]
+    assert len(measured) == len(set(measured))
+    whole = out.with_name("whole.sqlite")
+    run(ScriptedDevice(), whole)
+    assert ReplayDevice(out).records.counts() == ReplayDevice(whole).records.counts()
+
+
+def test_the_deadline_ends_it_and_the_file_is_whole(out: Path) -> None:
+    slow = ScriptedDevice(sleep_s=0.01)
+    started = time.monotonic()
+    lines: list[str] = []
+    summary = record(slow, FAMILIES, SHAPES, out, deadline_s=0.3, echo=lines.append)
+    assert time.monotonic() - started < 1.5
+    assert not summary.finished
+    assert summary.shapes_done < 3
+    assert "deadline" in lines[-1]
+    assert ReplayDevice(out).records.counts()["timings"] > 0
+    with sqlite3.connect(out) as db:
+        assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    rest = ScriptedDevice()
+    assert record(rest, FAMILIES, SHAPES, out, deadline_s=60, echo=lines.append).finished
+    assert not set(rest.calls) & set(slow.calls)
+
+
+def test_no_sanitizer_and_no_profiler_is_no_failure(out: Path) -> None:
+    device = BatchingDevice(lambda tool, v, t: Status.UNAVAILABLE if tool in ("sanitize", "profile") else None)
+    run(device, out)
+    counts = ReplayDevice(out).records.counts()
+    assert (counts["sanitizes"], counts["profiles"]) == (0, 0)
+    assert sum(call.setting == "server/final" for call in device.calls if call.tool == "time") == 9
+    assert device.count("profile") == 3
+
+
+def test_failures_are_recorded_and_block_what_follows(out: Path) -> None:
+    def script(tool: str, variant: Variant, task: Task | None) -> Reason | None:
+        assert variant.plan is not None
+        rows = variant.plan.knobs["BM"]
+        if tool == "compile" and rows == 32:
+            return Reason.REGISTER_SPILL
+        return Reason.WRONG_RESULT if tool == "verify" and rows == 64 else None
+
+    device = ScriptedDevice(script)
+    run(device, out)
+    replay = ReplayDevice(out)
+    task = hgemm(*SHAPES[0])
+    for variant in accepted_plans(FAMILIES, task):
+        assert variant.plan is not None
+        rows = variant.plan.knobs["BM"]
+        assert replay.compile(variant).reason == (Reason.REGISTER_SPILL if rows == 32 else None)
+        verified = replay.verify(variant, task, "quick")
+        assert verified.status is {32: Status.NOT_RECORDED, 64: Status.FAILED, 128: Status.OK}[rows]
+        assert replay.time(variant, task, "offline", "screen").ok == (rows == 128)
+
+
+def test_a_file_of_another_device_is_refused(out: Path) -> None:
+    run(ScriptedDevice(), out)
+    with pytest.raises(DeviceBroken, match=r"driver 1\.0, this is Scripted GPU with driver 2\.0: give another output"):
+        run(ScriptedDevice(driver="2.0"), out)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "text.sqlite").write_text("not a database, this is " * 100)
+    with pytest.raises(DeviceBroken, match="is not a database"):
+        RecordWriter(tmp_path / "text.sqlite", ScriptedDevice().info)
+    with pytest.raises(DeviceBroken, match="cannot be"):
+        RecordWriter(tmp_path / "text.sqlite" / "below.sqlite", ScriptedDevice().info)
+
+
+def test_an_empty_file_left_by_a_kill_is_begun_anew(out: Path) -> None:
+    out.parent.mkdir()
+    out.touch()
+    run(ScriptedDevice(), out)
+    assert ReplayDevice(out).records.counts()["tasks"] == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--out", "x", "--deadline", "1", "--device", "tpu:0"], 2),
+        (["--deadline", "1"], 2),
+        (["--out", "x", "--deadline", "soon"], 2),
+    ],
+)
+def test_command_line_mistakes(arguments: list[str], code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == code
+    assert "error:" in capsys.readouterr().err
+
+
+def test_a_bad_shapes_file_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s.csv").write_text("64,64\n")
+    arguments = ["--out", str(tmp_path / "o"), "--deadline", "1", "--shapes", str(tmp_path / "s.csv")]
+    assert main(arguments) == 1
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_kill_9_leaves_a_file_that_goes_on(out: Path) -> None:
+    """Killed at four moments of one recording, committing all the while; then finished, as if never interrupted."""
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "import tools.recording\n"
+        "from tests.fakes import ScriptedDevice, toy_families\n"
+        "from tests.test_recording import SHAPES\n"
+        "tools.recording.COMMIT_EVERY_S = 0.0\n"
+        "print('ready', flush=True)\n"
+        "device = ScriptedDevice(sleep_s=0.002)\n"
+        "tools.recording.record(device, toy_families(), SHAPES, Path(sys.argv[1]), deadline_s=60)\n"
+    )
+    root = Path(__file__).parent.parent
+    for delay_s in (0.02, 0.05, 0.1, 0.15):
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        argv = [sys.executable, "-c", script, str(out)]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=root, env=environment) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            time.sleep(delay_s)
+            child.kill()
+    run(ScriptedDevice(), out)
+    whole = out.with_name("whole.sqlite")
+    run(ScriptedDevice(), whole)
+    resumed, straight = ReplayDevice(out), ReplayDevice(whole)
+    assert resumed.records.counts() == straight.records.counts()
+    for shape in SHAPES:
+        task = hgemm(*shape)
+        for variant in accepted_plans(FAMILIES, task):
+            assert resumed.time(variant, task, "offline", "screen") == straight.time(variant, task, "offline", "screen")

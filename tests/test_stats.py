@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tools.stats import paired_ratio, relative_iqr
+
+
+def test_ratio_is_of_medians_and_inside_its_interval() -> None:
+    rng = np.random.default_rng(1)
+    drift = np.linspace(1.0, 1.3, 60)  # a clock that falls while both are measured
+    own, ref = 10 * drift * rng.normal(1, 0.01, 60), 12 * drift * rng.normal(1, 0.01, 60)
+    r = paired_ratio(own, ref)
+    assert r.ratio == pytest.approx(np.median(ref) / np.median(own))
+    assert r.lo <= r.ratio <= r.hi
+    assert r.lo > 1.15
+    assert r.hi < 1.25
+
+
+def test_interval_covers_the_truth_about_95_percent_of_the_time() -> None:
+    rng = np.random.default_rng(2)
+    covered = 0
+    for trial in range(200):
+        own, ref = rng.normal(10, 0.5, 40), rng.normal(11, 0.5, 40)
+        r = paired_ratio(own, ref, seed=trial, resamples=300)
+        covered += r.lo <= 1.1 <= r.hi
+    assert 175 <= covered <= 200
+
+
+def test_a_zero_time_cannot_enter() -> None:
+    with pytest.raises(ValueError, match="zero or negative"):
+        paired_ratio(np.array([1.0, 0.0]), np.array([1.0, 1.0]))
+
+
+def test_needs_paired_samples() -> None:
+    with pytest.raises(ValueError, match="equally many"):
+        paired_ratio(np.array([1.0, 2.0]), np.array([1.0]))
+
+
+def test_relative_iqr() -> None:
+    assert relative_iqr(np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == pytest.approx(2 / 3)

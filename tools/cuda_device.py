@@ -1,0 +1,266 @@
+"""``cuda:N``: compile here, measure in a worker process that owns the GPU, sanitize and profile in children.
+
+A candidate that hangs, faults or kills the worker costs that process alone; the next request gets a fresh one. This
+module imports no CUDA package, so it can be imported anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tools.build_cache import CompileCache
+from tools.compiling import compile_many, compile_variant
+from tools.device import DeviceBroken
+from tools.paths import home_dir
+from tools.proc import Child
+from tools.profiling import profile_jobs
+from tools.records import (
+    BaselineResult,
+    Budget,
+    CompileResult,
+    Depth,
+    DeviceInfo,
+    Mode,
+    ProfileResult,
+    Reason,
+    SanitizeResult,
+    Status,
+    Task,
+    TimingResult,
+    Variant,
+    VerifyResult,
+)
+from tools.sanitizing import sanitize_variant
+from tools.toolchain import Toolchain, find_toolchain
+
+START_TIMEOUT_S = 180.0  # importing CuPy and torch on a cold disk
+VERIFY_TIMEOUT_S = 300.0
+TIME_TIMEOUT_S: dict[Budget, float] = {"screen": 180.0, "final": 300.0, "certify": 1800.0}
+
+
+class CudaDevice:
+    """One GPU. ``cache_dir`` holds compiled cubins (default ``<home>/cubins``). Close it to end the worker.
+
+    Raises DeviceBroken where no answer can be had: no driver, no CUDA packages, a worker that will not start.
+    """
+
+    def __init__(
+        self,
+        ordinal: int = 0,
+        cache_dir: Path | None = None,
+        toolchain: Toolchain | None = None,
+        jobs: int | None = None,
+    ) -> None:
+        self.ordinal = ordinal
+        self.toolchain = toolchain or find_toolchain()
+        self.cache = CompileCache(cache_dir or home_dir() / "cubins")
+        self.jobs = jobs or os.cpu_count() or 1
+        self._compiled: dict[str, CompileResult] = {}
+        self._child: Child | None = None
+        self._info: DeviceInfo | None = None
+        self._scratch = tempfile.TemporaryDirectory(prefix="hgemm-agent-")
+
+    # --- Device ----------------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> DeviceInfo:
+        if self._info is None:
+            reply = self._ask({"op": "info"}, START_TIMEOUT_S)
+            if reply is None or "record" not in reply:
+                raise DeviceBroken(self._broken(reply))
+            self._info = DeviceInfo.model_validate(reply["record"])
+        return self._info
+
+    def compile(self, variant: Variant) -> CompileResult:
+        known = self._compiled.get(variant.variant_id)
+        if known is None:
+            known = compile_variant(variant, toolchain=self.toolchain, cache=self.cache)
+            self._remember(known)
+        return known
+
+    def compile_many(self, variants: Sequence[Variant], jobs: int | None = None) -> list[CompileResult]:
+        """All of ``variants``, ``jobs`` at once, in order."""
+        results = []
+        for _, result in compile_many(variants, jobs or self.jobs, toolchain=self.toolchain, cache=self.cache):
+            self._remember(result)
+            results.append(result)
+        return results
+
+    def verify(self, variant: Variant, task: Task, depth: Depth) -> VerifyResult:
+        common = {"variant_key": variant.key, "task_id": task.task_id, "depth": depth}
+        request = {"op": "verify", "depth": depth}
+        return VerifyResult.model_validate(self._measure(variant, task, request, common, VERIFY_TIMEOUT_S))
+
+    def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
+        common = {"variant_key": variant.key, "task_id": task.task_id, "mode": mode, "budget": budget}
+        request = {"op": "time", "mode": mode, "budget": budget}
+        return TimingResult.model_validate(self._measure(variant, task, request, common, TIME_TIMEOUT_S[budget]))
+
+    def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
+        compiled = self.compile(variant)
+        if not compiled.ok:
+            return SanitizeResult.model_validate(_inherited(compiled, {"variant_key": variant.key}))
+        return sanitize_variant(
+            variant, tasks, self._cubin_path(compiled), toolchain=self.toolchain, ordinal=self.ordinal, jobs=self.jobs
+        )
+
+    def profile(self, variant: Variant, task: Task) -> ProfileResult:
+        return self.profile_many([(variant, task)])[0]
+
+    def profile_many(self, pairs: Sequence[tuple[Variant, Task]]) -> list[ProfileResult]:
+        """All pairs under one ncu process, whose start costs more than a kernel's replays."""
+        results: list[ProfileResult | None] = []
+        jobs: list[tuple[Variant, Task, Path]] = []
+        for variant, task in pairs:
+            compiled = self.compile(variant)
+            if compiled.ok:
+                jobs.append((variant, task, self._cubin_path(compiled)))
+                results.append(None)
+            else:
+                common = {"variant_key": variant.key, "task_id": task.task_id}
+                results.append(ProfileResult.model_validate(_inherited(compiled, common)))
+        profiled = iter(profile_jobs(jobs, toolchain=self.toolchain, ordinal=self.ordinal) if jobs else [])
+        return [result if result is not None else next(profiled) for result in results]
+
+    def baselines(self, task: Task, mode: Mode, budget: Budget) -> BaselineResult:
+        request = {"op": "baselines", "task": task.model_dump(mode="json"), "mode": mode, "budget": budget}
+        reply = self._ask(request, TIME_TIMEOUT_S[budget])
+        if reply is None or "record" not in reply:
+            raise DeviceBroken(self._broken(reply))
+        return BaselineResult.model_validate(reply["record"])
+
+    def close(self) -> None:
+        self._stop()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> CudaDevice:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- pieces ----------------------------------------------------------------------------------------------------
+
+    def _remember(self, result: CompileResult) -> None:
+        if result.status in (Status.OK, Status.FAILED):
+            self._compiled[result.variant_id] = result
+
+    def _cubin_path(self, compiled: CompileResult) -> Path:
+        """A file with the cubin for a child to load; written once per content."""
+        path = Path(self._scratch.name) / f"{compiled.cubin_sha256}.cubin"
+        if not path.exists():
+            cubin = self.cache.cubin(compiled)
+            if cubin is None:
+                raise DeviceBroken(
+                    f"the compile cache {self.cache.root} lost a cubin while it was in use: run the command again"
+                )
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(cubin)
+            partial.replace(path)
+        return path
+
+    def _measure(
+        self, variant: Variant, task: Task, request: dict[str, Any], common: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """The worker's record for a candidate, with every way a worker can die turned into one."""
+        compiled = self.compile(variant)
+        if not compiled.ok:
+            return _inherited(compiled, common)
+        request |= {
+            "variant": variant.model_dump(mode="json"),
+            "task": task.model_dump(mode="json"),
+            "cubin": str(self._cubin_path(compiled)),
+        }
+        reply = self._ask(request, timeout_s)
+        if reply is not None and "record" in reply:
+            record: dict[str, Any] = reply["record"]
+            return record
+        if reply is not None:
+            raise DeviceBroken(self._broken(reply))
+        died = self._died
+        reason = Reason.CRASH if died else Reason.HANG
+        detail = (
+            f"{variant.label} {'killed its worker process' if died else f'gave no answer within {timeout_s:.0f} s'}"
+        )
+        return {"status": Status.FAILED, "reason": reason, "detail": detail, **common}
+
+    _died = False
+
+    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
+        """One exchange; None when the worker died or the time ran out (``_died`` says which)."""
+        child = self._running()
+        frame = child.recv(timeout_s) if child.send(json.dumps(request).encode()) else None
+        if frame is None:
+            self._died = not child.alive
+            self._stop()
+            return None
+        reply: dict[str, Any] = json.loads(frame)
+        if reply["restart"]:
+            self._stop()
+        return reply
+
+    def _running(self) -> Child:
+        if self._child is not None and self._child.alive:
+            return self._child
+        self._stop()
+        root = str(Path(__file__).resolve().parent.parent)
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        argv = [sys.executable, "-m", "tools.gpu.worker", "--ordinal", str(self.ordinal)]
+        try:
+            child = Child(argv, env=_without_secrets(env))
+        except OSError as error:
+            raise DeviceBroken(f"the GPU worker could not be started: {error}") from error
+        frame = child.recv(START_TIMEOUT_S)
+        hello: dict[str, Any] = json.loads(frame) if frame else {}
+        if not hello.get("ready"):
+            tail = child.stderr_tail().strip().splitlines()
+            child.kill()
+            why = hello.get("broken") or (tail[-1] if tail else "it gave no answer")
+            raise DeviceBroken(
+                f"the worker for cuda:{self.ordinal} did not start: {why}; 'agent doctor' says what to do"
+            )
+        self._child = child
+        return child
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def _broken(self, reply: dict[str, Any] | None) -> str:
+        why = reply.get("broken", "no answer") if reply else "the worker died"
+        return f"cuda:{self.ordinal} cannot answer: {why}"
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._stop()
+
+
+def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
+    """Candidates run in the worker; API keys have no business there."""
+    return {name: value for name, value in env.items() if not name.endswith(("_API_KEY", "_TOKEN", "_SECRET"))}
+
+
+def _inherited(compiled: CompileResult, common: dict[str, Any]) -> dict[str, Any]:
+    """A result of another tool that is what the compile was."""
+    return {"status": compiled.status, "reason": compiled.reason, "detail": compiled.detail, **common}
+
+
+def visible_gpus() -> Iterable[int]:
+    """Ordinals of GPUs of compute capability 9.0 that NVML sees; empty without a driver or nvidia-ml-py."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        count = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
+        return [i for i, h in enumerate(handles) if tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h)) == (9, 0)]
+    except Exception:  # no library, no driver, no permission: no GPU that we can use
+        return []

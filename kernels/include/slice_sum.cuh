@@ -22,10 +22,9 @@ __device__ __forceinline__ void store_async(unsigned to, unsigned mbarrier, floa
 
 // What the CTAs of a cluster send to this one: [sender][row of mine][column]. The mbarrier completes when all of it is here.
 template <int TILE_M, int TILE_N>
-struct Inbox {
+struct __align__(16) Inbox {
   float parts[TILE_M * TILE_N];
   unsigned long long arrived;
-  unsigned long long unused;  // keeps the size a multiple of 16
 };
 
 // First half of the handshake, by all threads and early: from here on this CTA can receive.

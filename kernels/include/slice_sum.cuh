@@ -34,7 +34,6 @@ __device__ __forceinline__ void open_inbox(Inbox<TILE_M, TILE_N>& inbox) {
     const unsigned mbarrier = shared_address(&inbox.arrived);
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(mbarrier) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "n"(sizeof(inbox.parts)) : "memory");
   }
   __syncwarp();
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -42,6 +41,14 @@ __device__ __forceinline__ void open_inbox(Inbox<TILE_M, TILE_N>& inbox) {
 
 // Second half: all CTAs of the cluster run and have opened their inboxes.
 __device__ __forceinline__ void await_inboxes() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// Names the bytes to wait for; after a barrier of the CTA, so that the initialisation is ordered before it for racecheck too.
+// Parts may have arrived by then: the phase stays open until this one arrival.
+template <int TILE_M, int TILE_N>
+__device__ __forceinline__ void expect_parts(Inbox<TILE_M, TILE_N>& inbox) {
+  if (threadIdx.x == 0)
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&inbox.arrived)), "n"(sizeof(inbox.parts)) : "memory");
+}
 
 template <int TILE_M, int TILE_N>
 __device__ __forceinline__ void await_parts(Inbox<TILE_M, TILE_N>& inbox) {
@@ -102,7 +109,10 @@ template <int TILE_M, int TILE_N, int ROW_PITCH, int PARTS, int CTAS, int BLOCK_
 __device__ __forceinline__ void sum_and_store(const float* parts, unsigned stride, Inbox<TILE_M, TILE_N>* inbox, unsigned rank, const OutputTile& tile) {
   constexpr unsigned SIZE = TILE_M * TILE_N, V = vector_size(SIZE, BLOCK_THREADS), OWN = SIZE / CTAS;
   __syncthreads();
-  if constexpr (CTAS > 1) await_inboxes();
+  if constexpr (CTAS > 1) {
+    expect_parts(*inbox);
+    await_inboxes();
+  }
   share_out<SIZE, V, BLOCK_THREADS>([&](unsigned e) {
     float v[V];
     sum<PARTS>(v, parts + e / TILE_N * ROW_PITCH + e % TILE_N, stride);

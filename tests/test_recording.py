@@ -104,7 +104,23 @@ def test_a_finished_recording_measures_nothing_again(out: Path) -> None:
     lines = run(again, out)
     assert again.calls == []
     assert out.read_bytes() == before
-    assert "0 measured" in lines[0]
+    assert lines == [f"3 of 3 shapes are in {out} already"]
+
+
+def test_more_finalists_or_plans_are_added_to_a_finished_recording(out: Path) -> None:
+    run(ScriptedDevice(), out)
+    more = ScriptedDevice()
+    run(more, out, top=4)
+    assert {call.setting for call in more.calls if call.tool == "time"} == {f"{mode}/final" for mode in MODES}
+    assert more.count("verify") == len(SHAPES)
+    assert more.count("profile") == 0
+
+
+def test_a_profile_that_was_not_to_be_had_is_taken_later(out: Path) -> None:
+    run(ScriptedDevice(lambda tool, v, t: Status.UNAVAILABLE if tool == "profile" else None), out)
+    later = ScriptedDevice()
+    run(later, out)
+    assert [call.tool for call in later.calls] == ["profile"] * 3
 
 
 class StopsAfter(BatchingDevice):
@@ -156,6 +172,10 @@ def test_no_sanitizer_and_no_profiler_is_no_failure(out: Path) -> None:
     assert (counts["sanitizes"], counts["profiles"]) == (0, 0)
     assert sum(call.setting == "server/final" for call in device.calls if call.tool == "time") == 9
     assert device.count("profile") == 3
+    equipped = BatchingDevice()
+    run(equipped, out)
+    assert {call.tool for call in equipped.calls} <= {"sanitize", "profile", "profile_many"}
+    assert equipped.count("sanitize") > 0
 
 
 def test_failures_are_recorded_and_block_what_follows(out: Path) -> None:

@@ -45,7 +45,8 @@ _OUTCOME = "status TEXT NOT NULL, reason TEXT, detail INTEGER, elapsed_us INTEGE
 SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE texts (id INTEGER PRIMARY KEY, text TEXT NOT NULL)",
-    "CREATE TABLE tasks (id INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, task TEXT NOT NULL)",
+    "CREATE TABLE tasks (id INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, task TEXT NOT NULL, done TEXT, "
+    "best TEXT)",
     "CREATE TABLE plans (id INTEGER PRIMARY KEY, plan_id TEXT NOT NULL UNIQUE, family TEXT, revision INTEGER, "
     "b_layout TEXT NOT NULL, knobs TEXT)",
     "CREATE TABLE compiles (plan INTEGER PRIMARY KEY, data BLOB NOT NULL)",

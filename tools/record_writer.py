@@ -86,6 +86,21 @@ class RecordWriter(Records):
                 self._meta[key] = value
                 self._write("INSERT OR REPLACE INTO meta VALUES (?, ?)", key, value)
 
+    def mark_done(self, task: Task, digest: str, best: Variant | None) -> None:
+        """Says that all of ``digest`` (plans and settings) was measured at ``task`` but for the profile of ``best``."""
+        self._add_task(task)
+        self._write(
+            "UPDATE tasks SET done = ?, best = ? WHERE task_id = ?", digest, best.key if best else None, task.task_id
+        )
+
+    def is_done(self, task: Task, digest: str) -> bool:
+        """Whether exactly this was measured at ``task``, the profile included."""
+        rows = self._all("SELECT done, best FROM tasks WHERE task_id = ?", (task.task_id,))
+        if not rows or rows[0][0] != digest:
+            return False
+        best = rows[0][1]
+        return best is None or self.profiled(best, task.task_id) is not None
+
     def put_compile(self, variant: Variant, result: CompileResult) -> None:
         """Without its log, which is long and says nothing that the other fields do not."""
         if _lasting(result):

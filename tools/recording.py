@@ -35,6 +35,7 @@ from tools.records import (
     Evaluation,
     Family,
     Mode,
+    Outcome,
     ProfileResult,
     SanitizeResult,
     Status,
@@ -42,6 +43,7 @@ from tools.records import (
     TimingResult,
     Variant,
     VerifyResult,
+    content_hash,
 )
 from tools.replay import covers
 from tools.shapes import Shape, parse_shapes_csv, regime, spread
@@ -109,6 +111,7 @@ class _Through:
         self._clocks: tuple[int, int] | None = None
         self._profiled: dict[tuple[str, str], ProfileResult] = {}  # also what the file does not keep (UNAVAILABLE)
         self.measured = 0
+        self.unavailable = 0  # answers that this host could not give; profiles are looked after by RecordWriter.is_done
 
     @property
     def info(self) -> DeviceInfo:
@@ -131,7 +134,7 @@ class _Through:
         if known is None:
             known = self._device.verify(variant, task, depth)
             self._writer.put_verify(variant, task, known)
-            self._count()
+            self._count(known)
         return known
 
     def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
@@ -139,7 +142,7 @@ class _Through:
         if known is None or not (known.status is Status.FAILED or covers(known, tasks)):
             known = self._device.sanitize(variant, tasks)
             self._writer.put_sanitize(variant, known)
-            self._count()
+            self._count(known)
         return known
 
     def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
@@ -148,7 +151,7 @@ class _Through:
             known = self._device.time(variant, task, mode, budget)
             self._writer.put_timing(variant, task, known)
             self._note_clocks(known.clocks)
-            self._count()
+            self._count(known)
         return known
 
     def profile(self, variant: Variant, task: Task) -> ProfileResult:
@@ -167,7 +170,7 @@ class _Through:
             known = self._device.baselines(task, mode, budget)
             self._writer.put_baselines(task, known)
             self._writer.put_meta({"library": known.library})
-            self._count()
+            self._count(known)
         return known
 
     def close(self) -> None:
@@ -176,13 +179,13 @@ class _Through:
     def _keep_compile(self, variant: Variant, result: CompileResult) -> CompileResult:
         self._writer.put_compile(variant, result)
         self._writer.put_meta({"compiler": result.compiler or ""})
-        self._count()
+        self._count(result)
         return result
 
     def _keep_profile(self, variant: Variant, task: Task, result: ProfileResult) -> ProfileResult:
         self._writer.put_profile(variant, task, result)
         self._profiled[variant.key, task.task_id] = result
-        self._count()
+        self._count(None)
         return result
 
     def _note_clocks(self, clocks: Clocks | None) -> None:
@@ -191,8 +194,9 @@ class _Through:
             self._clocks = (min(low, clocks.sm_mhz_median), max(high, clocks.sm_mhz_median))
             self._writer.put_meta({"clocks": json.dumps({"sm_mhz_median_range": self._clocks})})
 
-    def _count(self) -> None:
+    def _count(self, result: Outcome | None) -> None:
         self.measured += 1
+        self.unavailable += result is not None and result.status is Status.UNAVAILABLE
         if time.monotonic() - self._committed > COMMIT_EVERY_S:
             self._writer.commit()
             self._committed = time.monotonic()
@@ -225,12 +229,20 @@ def record(
         profiles = _Profiles(through, toolbox, deadline)
         finished = True
         try:
-            _compile_ahead(through, _unmeasured(writer, families, tasks), jobs or os.cpu_count() or 1, deadline, echo)
-            for task in tasks:
-                before, started = through.measured, time.monotonic()
-                best, line = _record_task(toolbox, families, task, top, deadline)
+            wanted = {task.task_id: accepted_plans(dict(families), task) for task in tasks}
+            digests = {key: content_hash([top, *(v.key for v in variants)]) for key, variants in wanted.items()}
+            todo = [task for task in tasks if not writer.is_done(task, digests[task.task_id])]
+            done = len(tasks) - len(todo)
+            if done:
+                echo(f"{done} of {len(tasks)} shapes are in {out_path} already")
+            _compile_ahead(through, _unmeasured(writer, wanted, todo), jobs or os.cpu_count() or 1, deadline, echo)
+            for task in todo:
+                before, lacking, started = through.measured, through.unavailable, time.monotonic()
+                best, line = _record_task(toolbox, wanted[task.task_id], task, top, deadline)
                 if best is not None:
                     profiles.add(best, task)
+                if through.unavailable == lacking:  # else a host that has the tool completes it
+                    writer.mark_done(task, digests[task.task_id], best)
                 writer.commit()
                 done += 1
                 echo(
@@ -247,11 +259,11 @@ def record(
         return RecordingSummary(done, len(tasks), through.measured, finished)
 
 
-def _unmeasured(writer: RecordWriter, families: Mapping[str, Family], tasks: Iterable[Task]) -> list[Variant]:
+def _unmeasured(writer: RecordWriter, wanted: Mapping[str, Sequence[Variant]], tasks: Iterable[Task]) -> list[Variant]:
     """Variants with a screen timing still to be taken, in the order in which they will be needed."""
     found: dict[str, Variant] = {}
     for task in tasks:
-        for variant in accepted_plans(dict(families), task):
+        for variant in wanted[task.task_id]:
             if variant.key not in found and not _screened(writer, variant, task):
                 found[variant.key] = variant
     return list(found.values())
@@ -278,13 +290,13 @@ def _compile_ahead(through: _Through, variants: Sequence[Variant], jobs: int, de
 
 
 def _record_task(
-    toolbox: Toolbox, families: Mapping[str, Family], task: Task, top: int, deadline: _Deadline
+    toolbox: Toolbox, variants: Sequence[Variant], task: Task, top: int, deadline: _Deadline
 ) -> tuple[Variant | None, str]:
     """The best finalist, which is worth a profile, and a progress line."""
     deadline.check()
     toolbox.baselines(task, "offline", "screen")
     evaluated: list[tuple[Variant, Evaluation]] = []
-    for variant in accepted_plans(dict(families), task):
+    for variant in variants:
         deadline.check()
         evaluated.append((variant, toolbox.evaluate(variant, task)))
     timed = [(variant, evaluation) for variant, evaluation in evaluated if evaluation.ok]

@@ -287,7 +287,7 @@ def run_interleaved(
     if budget != "certify":
         rounds = int(np.clip(aim * len(prepared) / max(per_round_s, 1e-9), effort.least, effort.most))
     if mode == "server":
-        rounds = {"screen": 15, "final": 50}.get(budget, rounds)
+        rounds = {"screen": 12, "final": 30}.get(budget, rounds)
     rng = np.random.default_rng(seed())
     stats = new_stats(1)
     samples: dict[str, list[float]] = {p.subject.name: [] for p in prepared}

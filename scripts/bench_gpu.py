@@ -1,0 +1,131 @@
+"""How fast the gate itself is on a GPU: screening, verify quick and full, compile throughput against nvcc by hand.
+
+    python scripts/bench_gpu.py                     # about 90 s on one H200
+    python scripts/bench_gpu.py --json bench.json
+
+Every figure is wall time seen by the caller, the pipe to the worker included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
+from pathlib import Path
+
+from tools.build_cache import CompileCache
+from tools.compiling import compile_many, nvcc_command
+from tools.cuda_device import CudaDevice
+from tools.families import accepted_plans, load_families
+from tools.hgemm import hgemm
+from tools.proc import run
+from tools.records import Task, Variant
+from tools.shapes import spread
+from tools.toolchain import find_toolchain
+
+SMALL_MNK = 2**33
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", type=int, default=0, help="GPU ordinal")
+    parser.add_argument("--shapes", type=int, default=24, help="grid shapes of the spread to screen on")
+    parser.add_argument("--plans", type=int, default=16, help="plans per shape")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder, CudaDevice(args.device, Path(folder) / "cubins") as device:
+        families = load_families()
+        rng = random.Random(1)
+        work: list[tuple[Variant, Task]] = []
+        for shape in spread(args.shapes):
+            task = hgemm(*shape)
+            plans = [v for v in accepted_plans(families, task) if v.plan and v.plan.family != "plain_tiled"]
+            work += [(v, task) for v in rng.sample(plans, min(args.plans, len(plans)))]
+        distinct = list({v.source: v for v, _ in work}.values())
+        figures["compile_variants"] = len(distinct)
+        figures["nvcc_by_hand_s"] = nvcc_by_hand_s(distinct)
+        started = time.monotonic()
+        toolchain = find_toolchain()
+        cache = CompileCache(Path(folder) / "second")
+        for _ in compile_many(distinct, toolchain=toolchain, cache=cache):
+            pass
+        figures["compile_s"] = time.monotonic() - started
+        figures["compile_ratio"] = figures["compile_s"] / figures["nvcc_by_hand_s"]
+        device.compile_many(distinct)
+        figures |= screening(device, work)
+        figures |= full(device, families, [(2048, 2048, 2048), (4096, 1024, 2048), (64, 64, 64)], "up_to_2_33")
+        figures |= full(device, families, [(16384, 16384, 16384)], "16384_cubed")
+        print(f"{device.info.label}, {os.cpu_count()} cores")
+    for name, value in figures.items():
+        print(f"{name:36s} {value:10.3f}")
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1))
+
+
+def nvcc_by_hand_s(variants: list[Variant]) -> float:
+    """The same commands from a thread pool of as many cores, without checks or a cache."""
+    toolchain = find_toolchain()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        started = time.monotonic()
+
+        def build(item: tuple[int, Variant]) -> None:
+            number, variant = item
+            place = Path(folder) / str(number)
+            place.mkdir()
+            (place / "kernel.cu").write_text(variant.source)
+            done = run(nvcc_command(variant, toolchain), deadline_s=120, cwd=place)
+            assert done.returncode == 0, done.text()
+
+        list(pool.map(build, enumerate(variants)))
+        return time.monotonic() - started
+
+
+def screening(device: CudaDevice, work: list[tuple[Variant, Task]]) -> dict[str, float]:
+    """Mean over the spread: the first candidate of a shape pays for the operands and the tuning of cuBLASLt."""
+    screen_ms: list[float] = []
+    verify_ms: list[float] = []
+    for variant, task in work:
+        started = time.monotonic()
+        verified = device.verify(variant, task, "quick")
+        middle = time.monotonic()
+        timed = device.time(variant, task, "offline", "screen")
+        ended = time.monotonic()
+        assert verified.ok, verified.detail
+        assert timed.ok, timed.detail
+        screen_ms.append((ended - middle) * 1e3)
+        if prod(task.dims.values()) <= SMALL_MNK:
+            verify_ms.append((middle - started) * 1e3)
+    return {
+        "screened_candidates": len(work),
+        "screen_ms_mean": statistics.mean(screen_ms),
+        "screen_ms_median": statistics.median(screen_ms),
+        "verify_quick_ms_mean_to_2_33": statistics.mean(verify_ms),
+        "verify_quick_ms_median_to_2_33": statistics.median(verify_ms),
+    }
+
+
+def full(device: CudaDevice, families: dict, shapes: list[tuple[int, int, int]], label: str) -> dict[str, float]:
+    """The slowest of three repeats over ``shapes``, after one that pays for the tuning of the baseline."""
+    slowest, memory = 0.0, 0
+    for shape in shapes:
+        task = hgemm(*shape)
+        variant = next(v for v in accepted_plans(families, task) if v.plan and v.plan.family != "plain_tiled")
+        device.baselines(task, "offline", "screen")
+        for _ in range(3 if prod(shape) <= SMALL_MNK else 1):
+            started = time.monotonic()
+            result = device.verify(variant, task, "full")
+            slowest = max(slowest, time.monotonic() - started)
+            assert result.ok, result.detail
+            memory = max(memory, result.peak_memory_bytes or 0)
+    return {f"verify_full_s_{label}": slowest, f"verify_full_peak_gib_{label}": memory / 2**30}
+
+
+if __name__ == "__main__":
+    main()

@@ -78,7 +78,7 @@ def check(
     modes: tuple[Mode, ...],
     show: Callable[[Stage], None] = lambda stage: None,
 ) -> CheckReport:
-    """Stops at the first stage that rejects the kernel. ``full``: every tier of verify, sanitize, final timings and a
+    """Stops at the first stage that rejects the kernel, or without which no other can run. ``full``: every tier of verify, sanitize, final timings and a
     profile; else compile, verify quick and a screen timing."""
     toolbox = Toolbox(device, MemoryResults())
     stages = []
@@ -92,8 +92,8 @@ def check(
         )
         stages.append(stage)
         show(stage)
-        if outcome.status is Status.FAILED:
-            break
+        if outcome.status is Status.FAILED or (name in ("compile", "verify") and not outcome.ok):
+            break  # without them the gate refuses the rest
     return CheckReport(
         variant_id=variant.variant_id,
         task=task,

@@ -77,7 +77,7 @@ def optimize(
     with _guarded():
         from agent import session as sessions
         from agent.config import load_settings, parse_assignment
-        from agent.devices import open_device, resolve
+        from agent.devices import check_fits, check_recorded, open_device, resolve
         from tools.paths import home_dir
 
         overrides = dict(parse_assignment(text) for text in settings or [])
@@ -90,6 +90,8 @@ def optimize(
         name = resolve(loaded.session.device)
         opened = open_device(name)
         try:
+            check_fits(loaded.session.task, opened.info)
+            check_recorded(loaded.session.task, opened)
             begun = sessions.create(home_dir(), loaded, session, name, opened.info)
             _run(begun, opened, json_output, quiet)
         finally:
@@ -152,7 +154,7 @@ def check(
 
         task = hgemm(*parse_shape(shape))
         variant = checking.load_variant(kernel, launch, b_layout)
-        opened = open_device(device or "auto")
+        opened = open_device(device or "auto", compile_really=True)
         try:
             check_fits(task, opened.info)
             out = sys.stderr if json_output else sys.stdout
@@ -182,7 +184,8 @@ def devices(json_output: Json = False) -> None:
             print(json.dumps([d.model_dump() for d in found]))
             return
         for entry in found:
-            print(f"{entry.spec:<12} {entry.label}{'' if entry.usable else f' — not usable: {entry.detail}'}")
+            detail = entry.detail if entry.usable else f"not usable: {entry.detail}"
+            print(f"{entry.spec:<12} {entry.label}{f' — {detail}' if detail else ''}")
 
 
 @app.command()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import UsageError
 from tools.device import Device, DeviceBroken
 from tools.hgemm import min_bytes
-from tools.records import DeviceInfo, Record, Task
+from tools.records import CompileResult, DeviceInfo, Record, Task, Variant
 
 #: What the GPU worker imports; an extra installs them (pyproject.toml).
 _GPU_MODULES = ("cuda.bindings", "cupy", "pynvml", "numpy")
@@ -26,10 +28,12 @@ class FoundDevice(Record):
     label: str
     usable: bool
     detail: str = ""
+    shapes: tuple[str, ...] = ()  # of a replay device: what it has records of
 
 
-def open_device(spec: str) -> Device:
-    """Raises UsageError for an unknown name, DeviceBroken for a device that cannot answer."""
+def open_device(spec: str, compile_really: bool = False) -> Device:
+    """``compile_really``: a replay device asks this machine's nvcc, where there is one, and not its record. Raises
+    UsageError for an unknown name, DeviceBroken for a device that cannot answer."""
     resolved = resolve(spec)
     if match := _CUDA.match(resolved):
         if missing := missing_gpu_modules():
@@ -42,7 +46,21 @@ def open_device(spec: str) -> Device:
     from tools.replay import ReplayDevice
 
     name = resolved.removeprefix("replay:")
-    return ReplayDevice(None if name == "h200" else Path(name).expanduser())
+    path = None if name == "h200" else Path(name).expanduser()
+    return ReplayDevice(path, real_compile=_compiler() if compile_really else None)
+
+
+def _compiler() -> Callable[[Variant], CompileResult] | None:
+    from tools.build_cache import CompileCache
+    from tools.compiling import compile_variant
+    from tools.paths import home_dir
+    from tools.toolchain import find_toolchain
+
+    toolchain = find_toolchain()
+    if toolchain.compiler is None:
+        return None
+    cache = CompileCache(home_dir() / "cubins")
+    return lambda variant: compile_variant(variant, toolchain=toolchain, cache=cache)
 
 
 def resolve(spec: str) -> str:
@@ -116,7 +134,11 @@ def find_devices() -> list[FoundDevice]:
     try:
         device = open_device("replay:h200")
         try:
-            found.append(FoundDevice(spec="replay:h200", label=device.info.label, usable=True))
+            shapes = tuple(task.label for task in recorded_tasks(device))
+            detail = f"{len(shapes)} recorded shapes"
+            found.append(
+                FoundDevice(spec="replay:h200", label=device.info.label, usable=True, detail=detail, shapes=shapes)
+            )
         finally:
             device.close()
     except DeviceBroken as error:
@@ -132,3 +154,28 @@ def check_fits(task: Task, info: DeviceInfo) -> None:
             f"{task.label} needs {needed / 2**30:.1f} GiB for A, B and C alone; "
             f"{info.name} has {info.memory_bytes / 2**30:.0f} GiB of memory"
         )
+
+
+def recorded_tasks(device: Device) -> list[Task]:
+    """What a replay device has records of; empty for a GPU."""
+    from tools.replay import ReplayDevice
+
+    return device.records.tasks() if isinstance(device, ReplayDevice) else []
+
+
+def check_recorded(task: Task, device: Device) -> None:
+    """Raises UsageError if a replay device knows nothing of the task: a search could only collect refusals."""
+    known = recorded_tasks(device)
+    if device.info.kind != "replay" or any(task.task_id == other.task_id for other in known):
+        return
+    same = [other for other in known if other.op == task.op and other.accumulate == task.accumulate]
+    nearest = sorted(same, key=lambda other: (_distance(task, other), other.label))[:3]
+    shapes = " or ".join(",".join(map(str, other.dims.values())) for other in nearest) or "none"
+    raise UsageError(
+        f"nothing was recorded at {task.label} ({device.info.label}): take a shape that was, the nearest are {shapes}, "
+        "or a GPU with --device cuda:0"
+    )
+
+
+def _distance(task: Task, other: Task) -> float:
+    return sum(abs(math.log2(task.dims[name] / other.dims.get(name, 1))) for name in task.dims)

@@ -3,27 +3,36 @@
     open → start_group → think* → admit → act* → tell → think* … → end_group → start_group …
                                                                   ↘ shortlist → measure* → judge → measure* … → conclude
 
-``*``: fanned out with Send, one task for every rollout, call or measurement.
+``*``: fanned out, one task for every rollout, call or measurement. The only module that imports langgraph.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.types import Send
 
 from agent import routing
 from agent.deps import Deps
 from agent.finish_nodes import FinishNodes
 from agent.nodes import SearchNodes
-from agent.state import SessionState
+from agent.state import SessionState, initial_state
 
-if TYPE_CHECKING:
-    from langgraph.checkpoint.base import BaseCheckpointSaver
-    from langgraph.graph.state import CompiledStateGraph
+Graph = CompiledStateGraph[Any, Any, Any, Any]
+#: LangGraph's own limit is no budget of ours; a session ends by its budgets.
+_STEPS = 10**9
 
 
-def build_graph(deps: Deps, checkpointer: BaseCheckpointSaver[Any] | None) -> CompiledStateGraph[Any, Any, Any, Any]:
-    from langgraph.graph import END, START, StateGraph
-
+def build_graph(deps: Deps, checkpointer: BaseCheckpointSaver[Any] | None = None) -> Graph:
     search, finish = SearchNodes(deps), FinishNodes(deps)
     graph = StateGraph(SessionState)
     graph.add_node("open", search.open)
@@ -40,14 +49,62 @@ def build_graph(deps: Deps, checkpointer: BaseCheckpointSaver[Any] | None) -> Co
 
     graph.add_edge(START, "open")
     graph.add_edge("open", "start_group")
-    graph.add_conditional_edges("start_group", routing.thinks, ["think"])
+    graph.add_conditional_edges("start_group", _fan("think", routing.thinks), ["think"])
     graph.add_edge("think", "admit")
-    graph.add_conditional_edges("admit", routing.acts, ["act", "tell"])
+    graph.add_conditional_edges("admit", _fan("act", routing.acts), ["act", "tell"])
     graph.add_edge("act", "tell")
-    graph.add_conditional_edges("tell", routing.after_tell, ["think", "end_group"])
+    graph.add_conditional_edges("tell", _fan("think", routing.after_tell), ["think", "end_group"])
     graph.add_conditional_edges("end_group", routing.after_group, ["start_group", "shortlist"])
-    graph.add_conditional_edges("shortlist", routing.measures, ["measure", "conclude"])
+    graph.add_conditional_edges("shortlist", _fan("measure", routing.measures), ["measure", "conclude"])
     graph.add_edge("measure", "judge")
-    graph.add_conditional_edges("judge", routing.measures, ["measure", "conclude"])
+    graph.add_conditional_edges("judge", _fan("measure", routing.measures), ["measure", "conclude"])
     graph.add_edge("conclude", END)
     return graph.compile(checkpointer=checkpointer)
+
+
+def run_graph(graph: Graph, thread_id: str, concurrency: int) -> SessionState:
+    """From the last checkpoint, or from the beginning, to the end. Of a finished thread, its final state."""
+    where: Any = {
+        "configurable": {"thread_id": thread_id},
+        "recursion_limit": _STEPS,
+        "max_concurrency": concurrency,
+    }
+    before = graph.get_state(where)
+    if before.values and not before.next:
+        return cast("SessionState", before.values)
+    # New input on an unfinished thread would begin it anew; None goes on.
+    state = graph.invoke(None if before.next else initial_state(), where, durability="sync")
+    return cast("SessionState", state)
+
+
+@contextmanager
+def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
+    """The checkpoints' file. Raises sqlite3.Error if it cannot be used."""
+    db = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
+    try:
+        # The state is plain JSON types, so nothing else need be let in.
+        saver = SqliteSaver(db, serde=JsonPlusSerializer(allowed_msgpack_modules=()))
+        saver.setup()
+        # Safe against kill -9; a power cut may cost the last steps, whose measurements are in the store.
+        db.execute("PRAGMA synchronous = NORMAL")
+        yield saver
+    finally:
+        db.close()
+
+
+def last_state(saver: BaseCheckpointSaver[Any], thread_id: str) -> SessionState | None:
+    """What the last checkpoint holds, without running anything."""
+    found = saver.get_tuple({"configurable": {"thread_id": thread_id}})
+    if found is None:
+        return None
+    return cast("SessionState", {**initial_state(), **found.checkpoint["channel_values"]})
+
+
+def _fan(node: str, router: Callable[[SessionState], list[Any] | str]) -> Callable[[SessionState], Any]:
+    """LangGraph's form of a router: inputs become tasks of ``node``, a name stays a name."""
+
+    def route(state: SessionState) -> Any:
+        found = router(state)
+        return found if isinstance(found, str) else [Send(node, one) for one in found]
+
+    return route

@@ -34,7 +34,6 @@ class Progress:
         self._best: tuple[float, str] | None = None
         self._reasons: Counter[str] = Counter()
         self._reference_us: float | None = None
-        self._measured = 0
         self._tokens = 0
         self._usd = 0.0
 
@@ -91,7 +90,8 @@ class Progress:
             case "measuring":
                 self._doing = event.text
             case "measured":
-                self._measured += 1
+                if fields["status"] == "not_recorded":
+                    return None  # the summary counts them
                 verdict = fields["status"] if fields["status"] != "failed" else f"rejected: {fields['reason']}"
                 return f"finish: {event.text}: {verdict}"
             case _:

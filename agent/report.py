@@ -135,11 +135,13 @@ def count_lines(summary: Summary) -> Iterator[str]:
     if summary.not_recorded:
         text += f", {summary.not_recorded} not recorded"
     yield text
-    others = [e for e in summary.leaderboard if e.admitted and e is not summary.best]
+    others = [e for e in summary.leaderboard if e.admitted and e != summary.best]
     for other in others[:4]:
         yield f"  next: {other.final_ratio or 0:.3f}x {other.label}"
     for out in [e for e in summary.leaderboard if not e.admitted and e.why][:3]:
         yield f"  out:  {out.screen_ratio:.3f}x {out.label}: {out.why}"
+    if summary.unrecorded_finalists:
+        yield f"  {summary.unrecorded_finalists} more passed the screen, but their full gate was not recorded"
     if summary.input_tokens or summary.output_tokens:
         cost = f"${summary.cost_usd:.2f}" if summary.cost_known else "cost unknown (no price for this model)"
         yield f"{summary.input_tokens} input and {summary.output_tokens} output tokens, {cost}"

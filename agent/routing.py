@@ -1,13 +1,13 @@
-"""Where the graph goes next: pure functions of the state. Nodes do the work, graph.py only wires."""
+"""Where the graph goes next: pure functions of the state. Nodes do the work, graph.py only wires.
+
+A router answers with the name of a node, or with one input for each task of the node that it fans out to.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agent.state import ActInput, MeasureInput, SessionState, ThinkInput
-
-if TYPE_CHECKING:
-    from langgraph.types import Send
 
 
 def active(state: SessionState) -> bool:
@@ -18,35 +18,30 @@ def evaluations_left(state: SessionState, budget: int) -> int:
     return max(0, budget - state["spent"]["evaluations"])
 
 
-def thinks(state: SessionState) -> list[Send]:
+def thinks(state: SessionState) -> list[ThinkInput]:
     """One policy turn for every rollout that goes on. A rollout is told the earlier rounds and its own trials."""
-    from langgraph.types import Send
-
     group = {rollout["number"] for rollout in state["group"]}
-    sends = []
+    inputs = []
     for rollout in state["group"]:
         if rollout["ended_by"] is None:
             others = group - {rollout["number"]}
-            payload = ThinkInput(
+            one = ThinkInput(
                 rollout=rollout,
                 trials=[row for row in state["trials"] if row["rollout"] not in others],
                 round=state["round"],
                 evaluations_left=max(0, rollout["quota"] - rollout["spent"]),
             )
-            sends.append(Send("think", payload))
-    return sends
+            inputs.append(one)
+    return inputs
 
 
-def acts(state: SessionState) -> list[Send] | Literal["tell"]:
+def acts(state: SessionState) -> list[ActInput] | Literal["tell"]:
     """One task for every call, so that a resume repeats only the unfinished ones."""
-    from langgraph.types import Send
-
     steps = {rollout["number"]: rollout["steps"] for rollout in state["group"]}
-    sends = [Send("act", ActInput(call=call, steps=steps[call["rollout"]])) for call in state["calls"]]
-    return sends or "tell"
+    return [ActInput(call=call, steps=steps[call["rollout"]]) for call in state["calls"]] or "tell"
 
 
-def after_tell(state: SessionState) -> list[Send] | Literal["end_group"]:
+def after_tell(state: SessionState) -> list[ThinkInput] | Literal["end_group"]:
     return thinks(state) if active(state) else "end_group"
 
 
@@ -54,7 +49,5 @@ def after_group(state: SessionState) -> Literal["start_group", "shortlist"]:
     return "shortlist" if state["searched"] else "start_group"
 
 
-def measures(state: SessionState) -> list[Send] | Literal["conclude"]:
-    from langgraph.types import Send
-
-    return [Send("measure", MeasureInput(measure=call)) for call in state["measures"]] or "conclude"
+def measures(state: SessionState) -> list[MeasureInput] | Literal["conclude"]:
+    return [MeasureInput(measure=call) for call in state["measures"]] or "conclude"

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent.config import Settings
-from agent.devices import check_fits, open_device
+from agent.devices import open_device
 from agent.errors import SessionError, UsageError
 from agent.files import read_text, write_atomic
 from agent.progress import Event, Observer, silent
@@ -35,10 +35,10 @@ from tools.device import Device
 from tools.records import DeviceInfo
 
 if TYPE_CHECKING:
-    from agent.state import SessionState
     from memory.store import Store
 
 CONFIG_VERSION = 1
+CHECKPOINTS = "checkpoints.sqlite"
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
 
 
@@ -71,10 +71,8 @@ def folder_of(home: Path, session_id: str) -> Path:
 
 
 def create(home: Path, settings: Settings, name: str | None, device_name: str, info: DeviceInfo) -> SessionConfig:
-    """Checks what can be checked before anything is spent, then writes the folder. Raises UsageError."""
-    task = settings.session.task
-    check_fits(task, info)
-    session_id = name or _new_name(home, f"{task.label}-{settings.policy.name}")
+    """Writes the session's folder. Raises UsageError."""
+    session_id = name or _new_name(home, f"{settings.session.task.label}-{settings.policy.name}")
     folder = folder_of(home, session_id)
     try:
         sessions_folder(home).mkdir(parents=True, exist_ok=True)
@@ -131,8 +129,7 @@ def run(
     after any of them, and after kill -9, the same call goes on. A ``device`` that is passed in stays open."""
     from agent.deps import Deps
     from agent.finish_nodes import FinishNodes
-    from agent.graph import build_graph
-    from agent.state import initial_state
+    from agent.graph import build_graph, checkpoints, run_graph
     from memory.store import Store
     from policy.factory import make_policy
     from policy.prompts import load_templates
@@ -154,7 +151,6 @@ def run(
         families = load_families()
         policy = make_policy(config.settings.policy, families, environ)
         stack.callback(policy.close)
-        saver = stack.enter_context(checkpoints(folder))
         deps = Deps(
             session_id=config.session_id,
             folder=folder,
@@ -169,27 +165,21 @@ def run(
             stop_requested=stop_requested,
         )
         _register(store, config)
-        graph = build_graph(deps, saver)
-        where: Any = {"configurable": {"thread_id": config.session_id}, "recursion_limit": 10**9}
-        where["max_concurrency"] = _concurrency(config.settings, device.info, policy.is_search)
         try:
-            before = graph.get_state(where)
-            if not before.values and not before.next:
-                state = graph.invoke(initial_state(), where, durability="sync")
-            elif before.next:
-                state = graph.invoke(None, where, durability="sync")
-            else:
-                state = before.values
+            saver = stack.enter_context(checkpoints(folder / CHECKPOINTS))
+            concurrency = _concurrency(config.settings, device.info, policy.is_search)
+            state = run_graph(build_graph(deps, saver), config.session_id, concurrency)
         except sqlite3.Error as error:
             raise _checkpoint_error(folder, error) from error
         except BaseException:
             store.set_session_status(config.session_id, "stopped")
             raise
-        return FinishNodes(deps).summary(_as_state(state))
+        return FinishNodes(deps).summary(state)
 
 
 def partial_summary(home: Path, config: SessionConfig) -> Summary:
     """summary.json of a finished session, else what its last checkpoint says."""
+    from agent.graph import checkpoints, last_state
     from agent.state import initial_state
     from agent.summary import summarise
 
@@ -199,22 +189,20 @@ def partial_summary(home: Path, config: SessionConfig) -> Summary:
             return Summary.from_json(read_text(folder / "summary.json", "the summary"))
         except ValidationError as error:
             raise UsageError(f"{folder / 'summary.json'} is damaged: {first_error(error)}") from error
-    state = initial_state()
-    if (folder / "checkpoints.sqlite").is_file():
-        with checkpoints(folder) as saver:
-            try:
-                found = saver.get_tuple({"configurable": {"thread_id": config.session_id}})
-            except sqlite3.Error as error:
-                raise _checkpoint_error(folder, error) from error
-        if found is not None:
-            state.update(found.checkpoint["channel_values"])
+    state = None
+    if (folder / CHECKPOINTS).is_file():
+        try:
+            with checkpoints(folder / CHECKPOINTS) as saver:
+                state = last_state(saver, config.session_id)
+        except sqlite3.Error as error:
+            raise _checkpoint_error(folder, error) from error
     return summarise(
         session_id=config.session_id,
         task=config.settings.session.task,
         device=config.device_info,
         policy=config.settings.policy.name,
         seed=config.settings.session.seed,
-        state=state,
+        state=state or initial_state(),
         entries=[],
         references=[],
         source_path=None,
@@ -247,33 +235,10 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def checkpoints(folder: Path) -> Iterator[Any]:
-    from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
-    from langgraph.checkpoint.sqlite import SqliteSaver
-
-    try:
-        db = sqlite3.connect(folder / "checkpoints.sqlite", check_same_thread=False, timeout=30.0)
-    except sqlite3.Error as error:
-        raise _checkpoint_error(folder, error) from error
-    try:
-        # The state is plain JSON types, so nothing else need be let in.
-        saver = SqliteSaver(db, serde=JsonPlusSerializer(allowed_msgpack_modules=()))
-        try:
-            saver.setup()
-            # Safe against kill -9; a power cut may cost the last steps, whose measurements are in the store.
-            db.execute("PRAGMA synchronous = NORMAL")
-        except sqlite3.Error as error:
-            raise _checkpoint_error(folder, error) from error
-        yield saver
-    finally:
-        db.close()
-
-
 def _checkpoint_error(folder: Path, error: sqlite3.Error) -> SessionError:
     from tools.sqlite_errors import explain
 
-    return SessionError(explain(error, f"the file {folder / 'checkpoints.sqlite'}"))
+    return SessionError(explain(error, f"the file {folder / CHECKPOINTS}"))
 
 
 def _concurrency(settings: Settings, info: DeviceInfo, is_search: bool) -> int:
@@ -310,8 +275,3 @@ def _new_name(home: Path, stem: str) -> str:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
     names = (f"{stem}-{stamp}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
     return next(name for name in names if not folder_of(home, name).exists())
-
-
-def _as_state(values: Any) -> SessionState:
-    state: SessionState = values
-    return state

@@ -98,6 +98,8 @@ class Summary(Record):
     best_per_layout: dict[str, str] = Field(default_factory=dict)
     source_path: str | None = None
     leaderboard: tuple[Entry, ...] = ()
+    #: Variants that passed the screen and of whose full gate a replay device has no record; not in the leaderboard.
+    unrecorded_finalists: int = 0
     references: tuple[References, ...] = ()
     evaluations: int = 0
     passed: int = 0
@@ -195,6 +197,7 @@ def summarise(
 ) -> Summary:
     board = ranked(entries)
     winners = [e for e in board if e.admitted]
+    unrecorded = {f["key"] for f in state["finalists"] if f["missed"] == Status.NOT_RECORDED}
     passed, rejected, not_recorded = counts(state["trials"])
     per_layout: dict[str, str] = {}
     for winner in winners:
@@ -211,7 +214,8 @@ def summarise(
         provisional=None if winners or not board else max(board, key=lambda e: (e.final_ratio or 0.0, e.screen_ratio)),
         best_per_layout=per_layout,
         source_path=source_path,
-        leaderboard=tuple(board),
+        leaderboard=tuple(e for e in board if e.key not in unrecorded),
+        unrecorded_finalists=len(unrecorded),
         references=tuple(references),
         evaluations=spent["evaluations"],
         passed=passed,

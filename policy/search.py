@@ -6,6 +6,7 @@ study is rebuilt from the told trials, so a resumed session goes on exactly as o
 
 from __future__ import annotations
 
+import heapq
 import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
 Arm = tuple[str, str]
 
+#: Plans taken for one ask of TPE: the nearest open ones to the point it names. An ask costs 5 ms, a replayed
+#: evaluation 4, and a plan's neighbour says much about it.
+PLANS_PER_ASK = 2
+
 
 class SearchPolicy:
     """``method``: ``tpe`` or ``random``. Proposes only plans that its families have and the shape's demands admit, each
@@ -35,6 +40,10 @@ class SearchPolicy:
         self._families = dict(families)
         self._method = method
         self._plans: dict[str, tuple[Plan, ...]] = {}
+        if method == "tpe":
+            import optuna
+
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     @property
     def name(self) -> str:
@@ -93,19 +102,18 @@ def propose(
     index into the values that occur; an ask that is no open plan is replaced by the nearest open one of its arm."""
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = _Space(plans)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup_trials, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     known = {plan.plan_id for plan in plans}
     study.add_trials([space.told(trial) for trial in trials if trial.key in known and _value(trial) is not None])
-    open_plans = {plan.plan_id: plan for plan in unseen}
-    chosen = []
-    for _ in range(min(wanted, len(unseen))):
+    open_plans = list(unseen)
+    chosen: list[Plan] = []
+    while len(chosen) < wanted and open_plans:
         arm, point = space.ask(study.ask())
-        plan = space.nearest(arm, point, list(open_plans.values()))
-        del open_plans[plan.plan_id]
-        chosen.append(plan)
+        taken = space.nearest(arm, point, open_plans, min(PLANS_PER_ASK, wanted - len(chosen)))
+        open_plans = [plan for plan in open_plans if plan not in taken]
+        chosen += taken
     return chosen
 
 
@@ -145,16 +153,16 @@ class _Space:
         }
         return arm, point
 
-    def nearest(self, arm: Arm, point: Mapping[str, int], candidates: Sequence[Plan]) -> Plan:
-        """Fewest changed knobs first, then the smallest steps, then the manifest's order; another arm if this one is
-        used up."""
+    def nearest(self, arm: Arm, point: Mapping[str, int], candidates: Sequence[Plan], count: int) -> list[Plan]:
+        """Fewest changed knobs first, then the smallest steps, then the manifest's order; any arm's if this one is used
+        up."""
 
         def distance(plan: Plan) -> tuple[int, int]:
             steps = [abs(index - point[name]) for name, index in self.point(plan).items()]
             return sum(step > 0 for step in steps), sum(steps)
 
         same = [plan for plan in candidates if _arm(plan) == arm]
-        return min(same, key=distance) if same else candidates[0]
+        return heapq.nsmallest(count, same, key=distance) if same else list(candidates[:count])
 
     def _arm_distribution(self) -> BaseDistribution:
         import optuna

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,8 @@ class CudaDevice:
         self.jobs = jobs or os.cpu_count() or 1
         self._compiled: dict[str, CompileResult] = {}
         self._child: Child | None = None
+        self._lock = threading.Lock()  # one exchange at a time; compiling goes on beside it
+        self._died = False
         self._info: DeviceInfo | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="hgemm-agent-")
 
@@ -191,20 +194,19 @@ class CudaDevice:
         )
         return {"status": Status.FAILED, "reason": reason, "detail": detail, **common}
 
-    _died = False
-
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         """One exchange; None when the worker died or the time ran out (``_died`` says which)."""
-        child = self._running()
-        frame = child.recv(timeout_s) if child.send(json.dumps(request).encode()) else None
-        if frame is None:
-            self._died = not child.alive
-            self._stop()
-            return None
-        reply: dict[str, Any] = json.loads(frame)
-        if reply["restart"]:
-            self._stop()
-        return reply
+        with self._lock:
+            child = self._running()
+            frame = child.recv(timeout_s) if child.send(json.dumps(request).encode()) else None
+            if frame is None:
+                self._died = not child.alive
+                self._stop()
+                return None
+            reply: dict[str, Any] = json.loads(frame)
+            if reply["restart"]:
+                self._stop()
+            return reply
 
     def _running(self) -> Child:
         if self._child is not None and self._child.alive:

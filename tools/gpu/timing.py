@@ -30,6 +30,7 @@ MAX_ROTATING_SETS = 64
 RING_BYTES = 4 << 30
 HOT_RING_BYTES = 24 << 20  # offline outputs of one replay stay in L2, as a single reused C would
 OPERAND_BYTES = 16 << 30
+SLOW_ROUND_S = 20e-3
 SERVER_GAP_S = 1e-3  # mean of the exponential gap between server-mode calls
 
 Enqueue = Callable[[int, int, int], None]  # (operand set, address of C, stream)
@@ -285,7 +286,9 @@ def run_interleaved(
     aim = effort.aim_s if aim_s is None else aim_s
     rounds = effort.most
     if budget != "certify":
-        rounds = int(np.clip(aim * len(prepared) / max(per_round_s, 1e-9), effort.least, effort.most))
+        # Two dozen shapes cost more than all others together; three rounds still screen them.
+        least = min(effort.least, 3) if budget == "screen" and per_round_s > SLOW_ROUND_S else effort.least
+        rounds = int(np.clip(aim * len(prepared) / max(per_round_s, 1e-9), least, effort.most))
     if mode == "server":
         rounds = {"screen": 12, "final": 30}.get(budget, rounds)
     rng = np.random.default_rng(seed())

@@ -78,8 +78,10 @@ def check(
     modes: tuple[Mode, ...],
     show: Callable[[Stage], None] = lambda stage: None,
 ) -> CheckReport:
-    """Stops at the first stage that rejects the kernel, or without which no other can run. ``full``: every tier of verify, sanitize, final timings and a
-    profile; else compile, verify quick and a screen timing."""
+    """Stops at the first stage that rejects the kernel, or without which no other can run.
+
+    ``full``: every tier of verify, sanitize, final timings and a profile; else compile, verify quick, a screen timing.
+    """
     toolbox = Toolbox(device, MemoryResults())
     stages = []
     for name, outcome in _stages(toolbox, variant, task, full, modes):

@@ -202,10 +202,11 @@ def doctor(json_output: Json = False) -> None:
             print(json.dumps([dataclasses.asdict(c) for c in checks]))
         else:
             for found in checks:
-                print(f"{'ok   ' if found.ok else 'lacks'} {found.name}: {found.detail}")
+                word = "ok" if found.ok else "lacks" if found.needed else "-"
+                print(f"{word:<6} {found.name}: {found.detail}")
                 if not found.ok and found.fix:
-                    print(f"      {found.fix}")
-        raise typer.Exit(EXIT_OK if all(c.ok for c in checks) else EXIT_ERROR)
+                    print(f"       {found.fix}")
+        raise typer.Exit(EXIT_OK if all(c.ok or not c.needed for c in checks) else EXIT_ERROR)
 
 
 @app.command()

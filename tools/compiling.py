@@ -249,7 +249,8 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def tidy_log(text: str, folder: Path) -> str:
-    """The compiler's output with the temporary folder's paths reduced to kernel.cu, kernel.ptx and the like."""
+    """The compiler's output without what differs from run to run: the temporary folder's name, ptxas's own timing."""
+    text = re.sub(r"^ptxas info\s*: Compile time = .*\n?", "", text, flags=re.MULTILINE)
     text = re.sub(r"[^\s'\"(]*tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", text)
     return text.replace(f"{folder}/tmp/", "").replace(f"{folder}/", "")
 
@@ -374,9 +375,7 @@ def _argument_mismatch(variant: Variant, launched: dict[str, FunctionUse | None]
             continue
         given = [_argument_bytes(arg) for arg in launch.args]
         if len(given) != len(use.params):
-            return (
-                f"the kernel {launch.entry} takes {len(use.params)} parameters, but the launch spec gives {len(given)}"
-            )
+            return f"the kernel {launch.entry} takes {len(use.params)} parameters; the launch spec gives {len(given)}"
         for number, (size, wanted) in enumerate(zip(given, use.params, strict=True)):
             if size != wanted:
                 return (

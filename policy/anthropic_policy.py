@@ -52,6 +52,8 @@ class AnthropicPolicy:
         except self._error as error:
             what = describe("Anthropic", KEY_NAME, self._model, error, self._settings.max_attempts)
             raise PolicyError(what) from error
+        if not hasattr(message, "content"):  # a server of something else: the SDK hands its page back as text
+            raise PolicyError(f"{self._client.base_url} answered with no message; check --base-url")
         return parse_message(message, self._model, self._settings)
 
     def _create(self, body: dict[str, Any]) -> Message:
@@ -110,7 +112,7 @@ def _blocks(step: Step) -> list[dict[str, Any]]:
 
 
 def parse_message(message: Message, model: str, settings: PolicySettings) -> Step:
-    raw = [cast("dict[str, Any]", block.to_dict(mode="json")) for block in message.content]
+    raw = [cast("dict[str, Any]", block.to_dict(mode="json", warnings=False)) for block in message.content]
     cut_off = message.stop_reason in ("max_tokens", "model_context_window_exceeded")
     calls: list[ToolCall] = []
     for block in raw:

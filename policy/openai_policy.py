@@ -61,8 +61,9 @@ class OpenAIPolicy:
         except self._error as error:
             what = describe("the OpenAI endpoint", KEY_NAME, self._model, error, self._settings.max_attempts)
             raise PolicyError(what) from error
-        if not completion.choices:
-            raise PolicyError(f"the OpenAI endpoint answered without a choice for the model '{self._model}'")
+        # A server of something else: the SDK hands its page back as text, or a completion without choices.
+        if not getattr(completion, "choices", None):
+            raise PolicyError(f"{self._client.base_url} answered with no chat completion; check --base-url")
         return parse_completion(completion, self._model, self._settings)
 
     def _create(self, body: dict[str, Any]) -> ChatCompletion:
@@ -115,7 +116,7 @@ def _assistant(step: Step) -> dict[str, Any]:
 
 def parse_completion(completion: ChatCompletion, model: str, settings: PolicySettings) -> Step:
     choice = completion.choices[0]
-    message = cast("dict[str, Any]", choice.message.to_dict(mode="json"))
+    message = cast("dict[str, Any]", choice.message.to_dict(mode="json", warnings=False))
     cut_off = choice.finish_reason == "length"
     calls = tuple(_call(c, cut_off, settings) for c in message.get("tool_calls") or [])
     refusal = message.get("refusal")

@@ -1,0 +1,190 @@
+"""The search policies: determinism, diversity, repair of proposals, and that the model beats chance where it can."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+from fakes import ScriptedDevice, ideal_us, toy_families
+
+from policy.base import PolicyRequest, Trial
+from policy.prior import estimate_us, ranked
+from policy.search import SearchPolicy, best_trial, propose, seed_plans
+from policy.settings import PolicySettings
+from tools.families import accepted_plans, load_families, render, validate_plan
+from tools.hgemm import hgemm
+from tools.records import Family, Plan, Reason, Status, Step, Task
+
+DEVICE = ScriptedDevice()
+TASK = hgemm(512, 512, 512)
+
+
+def ratio(families: dict[str, Family], plan: Plan, task: Task) -> float:
+    return ideal_us(task) / DEVICE.time_us(render(families[plan.family], plan), task)
+
+
+def drive(policy: SearchPolicy, families: dict[str, Family], budget: int, seed: int, task: Task = TASK) -> list[Trial]:
+    """Turn by turn, as the loop does, until it submits."""
+    trials: list[Trial] = []
+    for _ in range(200):
+        step = policy.step(request(trials, budget - len(trials), seed, task))
+        if not step.tool_calls or step.tool_calls[0].name == "submit":
+            assert not step.tool_calls or step.tool_calls[0].arguments["key"] == best_trial(trials).key  # type: ignore[union-attr]
+            return trials
+        for call in step.tool_calls:
+            family = families[call.arguments["family"]]
+            plan = validate_plan(family, call.arguments["b_layout"], call.arguments["knobs"])
+            trials.append(passed(plan, ratio(families, plan, task)))
+    raise AssertionError("the search never ended")
+
+
+def request(trials: list[Trial], left: int, seed: int, task: Task = TASK, rollout: int = 0) -> PolicyRequest:
+    return PolicyRequest(
+        task=task,
+        device=DEVICE.info,
+        trials=tuple(trials),
+        evaluations_left=left,
+        turns_left=10**9,
+        seed=seed,
+        rollout=rollout,
+    )
+
+
+def passed(plan: Plan, value: float) -> Trial:
+    return Trial(key=plan.plan_id, label=plan.label, plan=plan, status=Status.OK, ratio=value)
+
+
+def plans_of(families: dict[str, Family], task: Task) -> list[Plan]:
+    return [variant.plan for variant in accepted_plans(families, task) if variant.plan is not None]
+
+
+@pytest.mark.parametrize("method", ["tpe", "random"])
+def test_same_request_same_step(method: str) -> None:
+    families = load_families()
+    first, second = (SearchPolicy(PolicySettings(), families, method) for _ in range(2))
+    told = drive(first, families, 48, seed=5)
+    assert told == drive(second, families, 48, seed=5)
+    # Nothing is kept between turns: a fresh policy in the middle proposes what the old one did.
+    fresh = SearchPolicy(PolicySettings(), families, method)
+    middle = request(told[:32], 16, seed=5)
+    assert fresh.step(middle) == first.step(middle)
+    assert told != drive(first, families, 48, seed=6)
+
+
+@pytest.mark.parametrize("method", ["tpe", "random"])
+def test_every_plan_at_most_once_until_all_are_tried(method: str) -> None:
+    families = toy_families()
+    trials = drive(SearchPolicy(PolicySettings(), families, method), families, 500, seed=0)
+    assert sorted(t.key for t in trials) == sorted(p.plan_id for p in plans_of(families, TASK))
+
+
+def test_only_plans_that_take_the_shape() -> None:
+    families = toy_families()
+    odd = hgemm(33, 35, 37)
+    trials = drive(SearchPolicy(PolicySettings(), families), families, 500, seed=0, task=odd)
+    assert {t.plan.family for t in trials if t.plan} == {"toy"} and len(trials) == 18
+
+
+def test_no_family_for_the_shape_is_said() -> None:
+    families = {"toy_even": toy_families()["toy_even"]}
+    step = SearchPolicy(PolicySettings(), families).step(request([], 10, 0, hgemm(33, 35, 37)))
+    assert step.tool_calls == () and step.stop == "end" and "no family accepts 33x35x37" in step.text
+
+
+def test_search_begins_with_every_family_and_layout() -> None:
+    families = load_families()
+    for shape in ((64, 64, 64), (512, 512, 512), (4096, 4096, 4096), (64, 64, 16384)):
+        task = hgemm(*shape)
+        arms = {(p.family, p.b_layout) for p in plans_of(families, task)}
+        step = SearchPolicy(PolicySettings(), families).step(request([], 96, 0, task))
+        first = [(c.arguments["family"], c.arguments["b_layout"]) for c in step.tool_calls[: len(arms)]]
+        assert set(first) == arms, shape
+
+
+def test_batch_and_budget_bound_a_turn() -> None:
+    families = toy_families()
+    policy = SearchPolicy(PolicySettings(batch=5), families)
+    assert len(policy.step(request([], 96, 0)).tool_calls) == 5
+    assert len(policy.step(request([], 3, 0)).tool_calls) == 3
+    done = policy.step(request([passed(plans_of(families, TASK)[0], 1.0)], 0, 0))
+    assert [c.name for c in done.tool_calls] == ["submit"]
+
+
+def test_failures_and_gaps_in_the_record_are_no_obstacle() -> None:
+    families = toy_families()
+    plans = plans_of(families, TASK)
+    trials = [
+        Trial(key=p.plan_id, label=p.label, plan=p, status=Status.FAILED, reason=Reason.WRONG_RESULT) for p in plans[:6]
+    ]
+    trials += [Trial(key=p.plan_id, label=p.label, plan=p, status=Status.NOT_RECORDED) for p in plans[6:12]]
+    seen = {t.key for t in trials}
+    step = SearchPolicy(PolicySettings(), families).step(request(trials, 8, 0))
+    keys = {
+        validate_plan(families[c.arguments["family"]], c.arguments["b_layout"], c.arguments["knobs"]).plan_id
+        for c in step.tool_calls
+    }
+    assert len(keys) == 8 and not keys & seen
+    ended = SearchPolicy(PolicySettings(), families).step(request(trials, 0, 0))
+    assert ended.tool_calls == () and "no plan passed" in ended.text
+
+
+def test_trials_of_an_older_manifest_are_ignored() -> None:
+    families = toy_families()
+    plan = plans_of(families, TASK)[0]
+    old = plan.model_copy(update={"revision": 0, "knobs": {"BM": 7, "BN": 7}})
+    step = SearchPolicy(PolicySettings(), families).step(request([passed(old, 9.0)] * 12, 16, 0))
+    assert len(step.tool_calls) == 16
+
+
+def test_proposals_are_open_plans_even_when_an_arm_is_used_up() -> None:
+    families = toy_families()
+    plans = plans_of(families, TASK)
+    best_arm = [p for p in plans if p.b_layout == "nk" and p.family == "toy"]
+    rest = [p for p in plans if p not in best_arm]
+    trials = [passed(p, 2.0) for p in best_arm]
+    chosen = propose(plans, trials, rest, 10, seed=1, startup_trials=5)
+    assert len({p.plan_id for p in chosen}) == 10 and all(p in rest for p in chosen)
+
+
+def test_model_beats_chance_on_a_smooth_landscape() -> None:
+    """Over many seeds, at a third of the plans: the mean rank of what was found."""
+    families = load_families()
+    ranks: dict[str, list[int]] = {"tpe": [], "random": []}
+    ordered = sorted(plans_of(families, TASK), key=lambda p: -ratio(families, p, TASK))
+    position = {p.plan_id: i for i, p in enumerate(ordered)}
+    budget = len(ordered) // 3
+    for method, found in ranks.items():
+        policy = SearchPolicy(PolicySettings(), families, method)
+        for seed in range(8):
+            best = best_trial(drive(policy, families, budget, seed))
+            assert best is not None
+            found.append(position[best.key])
+    assert statistics.mean(ranks["tpe"]) < statistics.mean(ranks["random"])
+
+
+def test_prior_prefers_filling_the_gpu() -> None:
+    family = load_families()["wgmma_persistent"]
+    plans = [p for p in plans_of({family.name: family}, hgemm(4096, 4096, 4096)) if p.b_layout == "nk"]
+    large = ranked(plans, hgemm(8192, 8192, 8192), 132)[0]
+    small = ranked(plans, hgemm(128, 128, 4096), 132)[0]
+    assert large.knobs["BM"] * large.knobs["BN"] > small.knobs["BM"] * small.knobs["BN"]
+
+
+def test_prior_says_nothing_of_what_it_does_not_know() -> None:
+    plan = Plan(family="x", revision=1, b_layout="nk", knobs={"TILE": 3})
+    assert estimate_us(plan, TASK, 132) is None
+    other = Plan(family="x", revision=1, b_layout="nk", knobs={"TILE": 1})
+    assert ranked([plan, other], TASK, 132) == [plan, other]
+
+
+def test_seeds_take_all_first_choices_before_a_second() -> None:
+    families = toy_families()
+    seeds = seed_plans(plans_of(families, TASK), TASK, 132, per_arm=2)
+    assert [(p.family, p.b_layout) for p in seeds[:3]] == [("toy", "kn"), ("toy", "nk"), ("toy_even", "nk")]
+    assert len({p.plan_id for p in seeds}) == 6
+
+
+def test_steps_are_tool_calls_like_a_models() -> None:
+    step = SearchPolicy(PolicySettings(), toy_families()).step(request([], 4, 0))
+    assert isinstance(step, Step) and step.stop == "tool_calls"
+    assert len({c.call_id for c in step.tool_calls}) == 4

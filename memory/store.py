@@ -29,6 +29,7 @@ from tools.records import (
     Plan,
     Record,
     Status,
+    Tally,
     Trajectory,
     Variant,
 )
@@ -197,16 +198,49 @@ class Store:
         )
 
     def payloads(
-        self, kind: str, *, task_id: str | None = None, variant_key: str | None = None, scope: str | None = None
+        self,
+        kind: str,
+        *,
+        task_id: str | None = None,
+        variant_key: str | None = None,
+        scope: str | None = None,
+        setting: str | None = None,
     ) -> list[str]:
-        """Stored results of one kind, oldest first, as JSON of the kind's record in ``tools.records``."""
+        """Stored results of one kind, oldest first, as JSON of the kind's record in ``tools.records``. ``setting`` is
+        verify's depth or time's ``mode/budget``."""
         rows = self._all(
             "SELECT payload FROM results WHERE kind = :kind AND (:task_id IS NULL OR task_id = :task_id) "
             "AND (:variant_key IS NULL OR variant_key = :variant_key) AND (:scope IS NULL OR scope = :scope) "
-            "ORDER BY created_at, key",
-            {"kind": kind, "task_id": task_id, "variant_key": variant_key, "scope": scope},
+            "AND (:setting IS NULL OR setting = :setting) ORDER BY created_at, key",
+            {"kind": kind, "task_id": task_id, "variant_key": variant_key, "scope": scope, "setting": setting},
         )
         return [str(payload) for (payload,) in rows]
+
+    def scopes(self) -> dict[str, int]:
+        """The devices (``tools.gate.device_scope``) that results came from, and how many timings each has."""
+        return dict(self._all("SELECT scope, sum(kind = 'time') FROM results GROUP BY scope ORDER BY scope", ()))
+
+    def task_ids(self, scope: str) -> list[str]:
+        """Tasks with any result from this device, in the order of their first one."""
+        rows = self._all(
+            "SELECT task_id FROM results WHERE scope = ? AND task_id IS NOT NULL "
+            "GROUP BY task_id ORDER BY min(created_at), task_id",
+            (scope,),
+        )
+        return [task_id for (task_id,) in rows]
+
+    def tallies(self, scope: str) -> list[Tally]:
+        """What came of every compile, verify, sanitize and time, counted by setting, status and reason."""
+        # In an aggregate with one min(), SQLite takes the bare columns from the row that holds the minimum.
+        rows = self._all(
+            "SELECT kind, setting, status, json_extract(payload, '$.reason') AS reason, count(*), "
+            "count(DISTINCT task_id), task_id, variant_key, json_extract(payload, '$.detail'), min(created_at) "
+            "FROM results WHERE scope = ? AND kind IN ('compile', 'verify', 'sanitize', 'time') "
+            "GROUP BY kind, setting, status, reason ORDER BY kind, setting, status, reason",
+            (scope,),
+        )
+        names = ("stage", "setting", "status", "reason", "count", "tasks", "task_id", "variant_key")
+        return [Tally(**dict(zip(names, row, strict=False)), detail=row[8] or "") for row in rows]
 
     def leaderboard(
         self,

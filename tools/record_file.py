@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from tools.records import (
     ProfileResult,
     SanitizeResult,
     Status,
+    Tally,
     Task,
     TimingResult,
     VerifyResult,
@@ -122,6 +124,46 @@ class Records:
         """Rows of each table of measurements."""
         names = ("plans", "tasks", "compiles", "verifies", "timings", "sanitizes", "profiles", "baselines")
         return {name: int(self._all(f"SELECT count(*) FROM {name}")[0][0]) for name in names}
+
+    def timed_keys(self, budget: Budget) -> list[tuple[str, str, Mode]]:
+        """(task_id, key, mode) of every timing at ``budget`` that is ok, in the order of recording."""
+        rows = self._all(
+            "SELECT t.task_id, p.plan_id, r.mode FROM timings r JOIN tasks t ON t.id = r.task "
+            "JOIN plans p ON p.id = r.plan WHERE r.budget = ? AND r.status = 'ok' ORDER BY r.task, r.plan, r.mode",
+            (BUDGETS.index(budget),),
+        )
+        return [(task_id, key, MODES[mode]) for task_id, key, mode in rows]
+
+    def tallies(self) -> list[Tally]:
+        """What came of every compile, verify, sanitize and time, counted by setting, status and reason."""
+        verify = self._tallies("verify", "verifies", "depth", list(DEPTHS))
+        settings = [f"{mode}/{budget}" for mode in MODES for budget in BUDGETS]
+        time = self._tallies("time", "timings", f"mode * {len(BUDGETS)} + budget", settings)
+        return self._plan_tallies("compile", "compiles") + verify + self._plan_tallies("sanitize", "sanitizes") + time
+
+    def _plan_tallies(self, stage: Literal["compile", "sanitize"], table: str) -> list[Tally]:
+        groups: dict[tuple[str, str | None], list[tuple[str, str]]] = defaultdict(list)
+        for key, data in self._all(f"SELECT p.plan_id, r.data FROM {table} r JOIN plans p ON p.id = r.plan ORDER BY 1"):
+            fields = json.loads(unpack_json(data))
+            groups[fields["status"], fields.get("reason")].append((key, fields.get("detail", "")))
+        return [
+            Tally(stage=stage, status=s, reason=r, count=len(rows), variant_key=rows[0][0], detail=rows[0][1])
+            for (s, r), rows in sorted(groups.items(), key=str)
+        ]
+
+    def _tallies(self, stage: Literal["verify", "time"], table: str, setting: str, settings: list[str]) -> list[Tally]:
+        # In an aggregate with one min(), SQLite takes the bare columns from the row that holds the minimum.
+        rows = self._all(
+            f"SELECT {setting}, g.status, g.reason, g.n, g.tasks, t.task_id, p.plan_id, x.text FROM (SELECT *, "
+            f"count(*) AS n, count(DISTINCT task) AS tasks, min(task) FROM {table} GROUP BY {setting}, status, reason) "
+            "g JOIN tasks t ON t.id = g.task JOIN plans p ON p.id = g.plan LEFT JOIN texts x ON x.id = g.detail "
+            "ORDER BY 1, 2, 3"
+        )
+        names = ("status", "reason", "count", "tasks", "task_id", "variant_key")
+        return [
+            Tally(stage=stage, setting=settings[row[0]], **dict(zip(names, row[1:7], strict=True)), detail=row[7] or "")
+            for row in rows
+        ]
 
     # --- lookups -------------------------------------------------------------------------------------------------
 

@@ -538,6 +538,21 @@ class Evaluation(Outcome):
         return row.ratio if row else None
 
 
+class Tally(Record):
+    """How many results of one tool had one outcome, with one of them as an example (``task_id`` and ``variant_key``
+    belong together). ``setting`` is verify's depth or time's mode/budget."""
+
+    stage: Literal["compile", "verify", "sanitize", "time"]
+    setting: str = ""
+    status: Status
+    reason: Reason | None = None
+    count: int
+    tasks: int = 0  # distinct shapes; 0 for stages that have none
+    task_id: str | None = None
+    variant_key: str | None = None
+    detail: str = ""
+
+
 # --- conversation --------------------------------------------------------------------------------------------------
 
 

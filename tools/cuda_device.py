@@ -38,7 +38,7 @@ from tools.records import (
     Variant,
     VerifyResult,
 )
-from tools.sanitizing import sanitize_variant
+from tools.sanitizing import sanitize_many, sanitize_variant
 from tools.toolchain import Toolchain, find_toolchain
 
 START_TIMEOUT_S = 180.0  # importing CuPy and torch on a cold disk
@@ -113,6 +113,20 @@ class CudaDevice:
         return sanitize_variant(
             variant, tasks, self._cubin_path(compiled), toolchain=self.toolchain, ordinal=self.ordinal, jobs=self.jobs
         )
+
+    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> list[SanitizeResult]:
+        """Several candidates to a process; results in the order asked."""
+        results: list[SanitizeResult | None] = []
+        runs: list[tuple[Variant, Sequence[Task], Path]] = []
+        for variant, tasks in items:
+            compiled = self.compile(variant)
+            if compiled.ok:
+                runs.append((variant, tasks, self._cubin_path(compiled)))
+                results.append(None)
+            else:
+                results.append(SanitizeResult.model_validate(_inherited(compiled, {"variant_key": variant.key})))
+        sanitized = iter(sanitize_many(runs, toolchain=self.toolchain, ordinal=self.ordinal, jobs=self.jobs))
+        return [result if result is not None else next(sanitized) for result in results]
 
     def profile(self, variant: Variant, task: Task) -> ProfileResult:
         return self.profile_many([(variant, task)])[0]

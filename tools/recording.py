@@ -46,10 +46,12 @@ from tools.records import (
     content_hash,
 )
 from tools.replay import covers
+from tools.sanitize_shapes import sanitize_tasks
 from tools.shapes import Shape, parse_shapes_csv, regime, spread
 
 COMMIT_EVERY_S = 5.0
-PROFILE_BATCH = 16
+PROFILE_BATCH = 32
+SANITIZE_BATCH = 128
 #: A candidate that fails verify full or sanitize gives its place to the next, up to this many times ``top``.
 FINALISTS_PER_PLACE = 2
 
@@ -68,6 +70,13 @@ class ProfilesMany(Protocol):
     """A device that profiles several candidates under one ncu process; results in the order asked."""
 
     def profile_many(self, pairs: Sequence[tuple[Variant, Task]]) -> list[ProfileResult]: ...
+
+
+@runtime_checkable
+class SanitizesMany(Protocol):
+    """A device that sanitizes several candidates in one process; results in the order asked."""
+
+    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> list[SanitizeResult]: ...
 
 
 @dataclass(frozen=True)
@@ -144,6 +153,16 @@ class _Through:
             self._writer.put_sanitize(variant, known)
             self._count(known)
         return known
+
+    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> bool:
+        """Whether the device can; plans whose result is known are left out."""
+        if not isinstance(self._device, SanitizesMany):
+            return False
+        todo = [(variant, tasks) for variant, tasks in items if self._writer.sanitized(variant.key) is None]
+        for (variant, _), result in zip(todo, self._device.sanitize_many(todo), strict=True):
+            self._writer.put_sanitize(variant, result)
+            self._count(result)
+        return True
 
     def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
         known = self._writer.timed(variant.key, task.task_id, mode, budget)
@@ -236,6 +255,7 @@ def record(
             if done:
                 echo(f"{done} of {len(tasks)} shapes are in {out_path} already")
             _compile_ahead(through, _unmeasured(writer, wanted, todo), jobs or os.cpu_count() or 1, deadline, echo)
+            _sanitize_ahead(through, families, wanted, todo, deadline, echo)
             for task in todo:
                 before, lacking, started = through.measured, through.unavailable, time.monotonic()
                 best, line = _record_task(toolbox, wanted[task.task_id], task, top, deadline)
@@ -289,6 +309,29 @@ def _compile_ahead(through: _Through, variants: Sequence[Variant], jobs: int, de
         echo(f"compiled {min(start + batch, len(variants))} of {len(variants)} plans ({deadline.left_s:.0f} s left)")
 
 
+def _sanitize_ahead(
+    through: _Through,
+    families: Mapping[str, Family],
+    wanted: Mapping[str, Sequence[Variant]],
+    todo: Sequence[Task],
+    deadline: _Deadline,
+    echo: Echo,
+) -> None:
+    """Every plan that compiles, in batches: several candidates share a process, whose start is most of the cost."""
+    items: dict[str, tuple[Variant, Sequence[Task]]] = {}
+    for task in todo:
+        for variant in wanted[task.task_id]:
+            if variant.key not in items and through.compile(variant).ok:
+                items[variant.key] = (variant, sanitize_tasks(variant, task, families))
+    ordered = list(items.values())
+    for start in range(0, len(ordered), SANITIZE_BATCH):
+        deadline.check()
+        if not through.sanitize_many(ordered[start : start + SANITIZE_BATCH]):
+            return
+        done = min(start + SANITIZE_BATCH, len(ordered))
+        echo(f"sanitized {done} of {len(ordered)} plans ({deadline.left_s:.0f} s left)")
+
+
 def _record_task(
     toolbox: Toolbox, variants: Sequence[Variant], task: Task, top: int, deadline: _Deadline
 ) -> tuple[Variant | None, str]:
@@ -305,6 +348,13 @@ def _record_task(
     for variant, _ in timed[: top * FINALISTS_PER_PLACE]:
         if len(finalists) < top and _finish(toolbox, variant, task, deadline):
             finalists.append(variant)
+    # Winners are kept per layout of B, each against the baseline of its own layout.
+    for layout in {variant.b_layout for variant, _ in timed} - {variant.b_layout for variant in finalists}:
+        of_layout = [variant for variant, _ in timed if variant.b_layout == layout]
+        for variant in of_layout[:FINALISTS_PER_PLACE]:
+            if _finish(toolbox, variant, task, deadline):
+                finalists.append(variant)
+                break
     for mode in MODES:
         deadline.check()
         toolbox.baselines(task, mode, "final")

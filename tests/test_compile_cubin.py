@@ -168,6 +168,28 @@ def test_state_symbols_parameters(tmp_path: Path) -> None:
     assert usage["other"].smem_static_bytes == 0
 
 
+LIBRARY_OBJECTS = """
+#include <cuda/std/tuple>
+#include <cuda/std/iterator>
+struct Wide { float values[16]; };
+__constant__ float table[16];
+__device__ int never_used;
+extern "C" __global__ void k(float* o, const __grid_constant__ Wide wide) {
+  auto t = cuda::std::make_tuple(1, 2.0f);
+  o[threadIdx.x] = cuda::std::get<1>(t) + wide.values[threadIdx.x] + table[threadIdx.x];
+}
+"""
+
+
+def test_what_the_code_cannot_reach_does_not_count(tmp_path: Path) -> None:
+    """libcu++ leaves its function objects in module memory; parameters and constants may be indexed."""
+    cubin, _ = nvcc(LIBRARY_OBJECTS, tmp_path)
+    assert b"never_used" in cubin or b"__cpo" in cubin
+    facts = read_cubin(cubin)
+    assert facts.mutable_globals == ()
+    assert not facts.constant_address_taken
+
+
 INTERNAL = """
 namespace { __device__ __noinline__ int f(int x) { asm volatile("nanosleep.u32 1;"); return x * 3; } }
 static __device__ __noinline__ int g(int x) { asm volatile("nanosleep.u32 2;"); return x * 5; }

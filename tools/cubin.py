@@ -11,13 +11,14 @@ from __future__ import annotations
 import re
 import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
-_SHT_SYMTAB, _SHT_NOBITS = 2, 8
-_STT_OBJECT, _STT_FUNC = 1, 2
+_RELA, _REL = struct.Struct("<QQq"), struct.Struct("<QQ")
+_SHT_SYMTAB, _SHT_RELA, _SHT_NOBITS, _SHT_REL = 2, 4, 8, 9
+_STT_OBJECT, _STT_FUNC, _STT_SECTION = 1, 2, 3
 _STB_WEAK = 2
 _SHN_UNDEF = 0
 _STO_CUDA_ENTRY = 0x10
@@ -32,9 +33,10 @@ class CubinError(ValueError):
 @dataclass(frozen=True)
 class Cubin:
     """``entries``: parameter sizes in bytes, in order, by kernel name; None where the cubin does not state them.
-    ``mutable_globals``: variables in writable module memory. ``unresolved``: functions that the driver would have to
-    supply (printf, malloc, assert). ``constant_address_taken``: the address of a ``__constant__`` variable is used as
-    a pointer, through which it could be written. ``mma``: tensor-core instructions and how often each occurs."""
+    ``mutable_globals``: variables in writable module memory that the code can reach. ``unresolved``: functions that
+    the driver would have to supply (printf, malloc, assert). ``constant_address_taken``: the address of a
+    ``__constant__`` variable is used as a pointer, through which it could be written. ``mma``: tensor-core
+    instructions and how often each occurs."""
 
     entries: Mapping[str, tuple[int, ...] | None]
     mutable_globals: tuple[str, ...]
@@ -49,6 +51,7 @@ class _Section:
     kind: int
     data: memoryview
     link: int
+    info: int
 
 
 @dataclass(frozen=True)
@@ -75,21 +78,51 @@ def read_cubin(data: bytes) -> Cubin:
         mma.update(tensor_core_instructions(text))
     return Cubin(
         entries={name: params.get(name) for name in sorted(entries)},
-        mutable_globals=tuple(
-            s.name
-            for s in symbols
-            if s.kind == _STT_OBJECT and s.section < len(sections) and sections[s.section].name in _WRITABLE
-        ),
+        mutable_globals=_reachable_globals(sections, symbols, code),
         # Weak objects are the toolkit's own bookkeeping (.nv.reservedSmem.*) and resolve to nothing.
-        unresolved=tuple(
-            s.name for s in symbols if s.section == _SHN_UNDEF and s.name and not (s.bind == _STB_WEAK or s.kind == 3)
-        ),
-        constant_address_taken=has_constants and any(_takes_constant_address(text) for text in code),
+        unresolved=tuple(s.name for s in symbols if s.section == _SHN_UNDEF and s.name and s.bind != _STB_WEAK),
+        constant_address_taken=has_constants and _takes_constant_address(code),
         mma=dict(sorted(mma.items())),
     )
 
 
 _WRITABLE = frozenset((".nv.global", ".nv.global.init"))
+_ADDRESS_TABLE = ".nv.constant4"
+
+
+def _reachable_globals(sections: list[_Section], symbols: list[_Symbol], code: list[memoryview]) -> tuple[str, ...]:
+    """Variables in writable memory whose address the code reads.
+
+    The C++ library leaves a byte of it for each of its function objects (cuda::std::begin, cute::_), so being there
+    proves nothing. Every variable has a slot in an address table, constant bank 4; code that uses it reads the slot.
+    """
+    slots, reached = _relocations(sections)
+    read, indexed = _constant_reads(code, bank=4)
+    reached |= {symbol for at, symbol in slots.items() if indexed or at // 8 in read}
+    writable = {i for i, section in enumerate(sections) if section.name in _WRITABLE}
+    whole = {symbols[i].section for i in reached if symbols[i].kind == _STT_SECTION} & writable
+    return tuple(
+        symbol.name
+        for i, symbol in enumerate(symbols)
+        if symbol.kind == _STT_OBJECT and symbol.section in writable and (i in reached or symbol.section in whole)
+    )
+
+
+def _relocations(sections: list[_Section]) -> tuple[dict[int, int], set[int]]:
+    """(symbol by offset in the address table, symbols that code or data refer to directly)."""
+    slots: dict[int, int] = {}
+    direct: set[int] = set()
+    for section in sections:
+        form = {_SHT_RELA: _RELA, _SHT_REL: _REL}.get(section.kind)
+        if form is None:
+            continue
+        target = sections[section.info].name
+        for entry in form.iter_unpack(section.data):
+            if target.startswith(_ADDRESS_TABLE):
+                slots[entry[0]] = entry[1] >> 32
+            elif not target.startswith((".debug", ".nv.info", ".nv.callgraph")):
+                direct.add(entry[1] >> 32)
+    return slots, direct
 
 
 def _read_elf(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
@@ -111,7 +144,7 @@ def _read_elf(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
         return bytes(table_[at:]).split(b"\0", 1)[0].decode()
 
     names = content(headers[names_index])
-    sections = [_Section(text(names, h[0]), h[1], content(h), h[6]) for h in headers]
+    sections = [_Section(text(names, h[0]), h[1], content(h), h[6], h[7]) for h in headers]
     symbols = []
     for section in sections:
         if section.kind != _SHT_SYMTAB:
@@ -142,6 +175,7 @@ def _parameters(info: memoryview) -> tuple[int, ...] | None:
 # --- machine code of compute capability 9.0 ------------------------------------------------------------------------
 # An instruction is 16 bytes; its opcode is the low 12 bits. Fields below are bit positions in the two 64-bit words.
 
+_LDC, _RZ = 0xB82, 0xFF
 _HMMA, _IMMA, _BMMA, _DMMA = 0x23C, 0x237, 0x23D, 0x23F
 #: wgmma with A from shared memory, and from registers.
 _GMMA = {0x9F0: "HGMMA", 0xDF0: "HGMMA", 0x9F3: "QGMMA", 0xDF3: "QGMMA"} | {
@@ -186,16 +220,26 @@ def fp16_accumulators(mma: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(name for name in mma if ".F16" in name)
 
 
-def _takes_constant_address(code: bytes | memoryview) -> bool:
-    """Whether any instruction reads the base address of the constant bank, which the driver keeps at c[0x0][0xd0].
+def _constant_reads(code: Iterable[bytes | memoryview], bank: int) -> tuple[set[int], bool]:
+    """Which 8-byte words of a constant bank instructions name, and whether one indexes the bank by a register."""
+    words: set[int] = set()
+    indexed = False
+    for text in code:
+        for low, _ in struct.iter_unpack("<QQ", text[: len(text) // 16 * 16]):
+            # Operand form 3, 5 or 7: a constant operand, its byte offset in bits 38-53 and its bank in bits 54-58.
+            if low >> 9 & 7 in (3, 5, 7) and low >> 54 & 0x1F == bank:
+                words.add((low >> 38 & 0xFFFF) // 8)
+                indexed |= low & 0xFFF == _LDC and low >> 24 & 0xFF != _RZ
+    return words, indexed
 
-    Plain reads of a ``__constant__`` variable name its bank instead (c[0x3][…]).
+
+def _takes_constant_address(code: Iterable[bytes | memoryview]) -> bool:
+    """Whether code reads the base address of the constant bank, which the driver keeps at c[0x0][0xd0].
+
+    Plain reads of a ``__constant__`` variable name its bank instead (c[0x3][…]); indexed reads of bank 0 are those of
+    kernel parameters.
     """
-    for low, _ in struct.iter_unpack("<QQ", code[: len(code) // 16 * 16]):
-        # Operand form 3, 5 or 7: a constant operand, its byte offset in bits 38-53 and its bank in bits 54-58.
-        if low >> 9 & 7 in (3, 5, 7) and low >> 54 & 0x1F == 0 and low >> 38 & 0xFFFF in (0xD0, 0xD4):
-            return True
-    return False
+    return 0xD0 // 8 in _constant_reads(code, bank=0)[0]
 
 
 # --- identity and the compiler's report ----------------------------------------------------------------------------

@@ -27,7 +27,10 @@ from tools.records import LaunchSpec, ProfileResult, Reason, Status, Variant
 from tools.sentences import sentences
 from tools.toolchain import Tool, Toolchain
 
-IDENTITY = '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device","CC"'
+IDENTITY = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream",'
+    '"Block Size","Grid Size","Device","CC"'
+)
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 
 

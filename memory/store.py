@@ -216,6 +216,14 @@ class Store:
         )
         return [str(payload) for (payload,) in rows]
 
+    def entries(self, scope: str, task_id: str | None) -> list[tuple[str, str, str]]:
+        """(key, kind, payload) of what one device (``tools.gate.device_scope``) said of a task; with None, of what it
+        said of variants at no task: compile and sanitize."""
+        rows = self._all(
+            "SELECT key, kind, payload FROM results WHERE task_id IS ? AND scope = ? ORDER BY key", (task_id, scope)
+        )
+        return [(str(key), str(kind), str(payload)) for key, kind, payload in rows]
+
     def scopes(self) -> dict[str, int]:
         """The devices (``tools.gate.device_scope``) that results came from, and how many timings each has."""
         return dict(self._all("SELECT scope, sum(kind = 'time') FROM results GROUP BY scope ORDER BY scope", ()))
@@ -379,6 +387,12 @@ class Store:
 
     # --- the file ------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """All writes inside become durable together, or none of them."""
+        with self._lock, self._errors(), self._transaction():
+            yield
+
     def _one(self, sql: str, parameters: tuple[Any, ...]) -> tuple[Any, ...] | None:
         with self._lock, self._errors():
             found: tuple[Any, ...] | None = self._db.execute(sql, parameters).fetchone()
@@ -398,10 +412,11 @@ class Store:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")
         except BaseException:
-            self._db.execute("ROLLBACK")
+            if self._db.in_transaction:  # SQLite itself rolls back when the disk is full
+                self._db.execute("ROLLBACK")
             raise
-        self._db.execute("COMMIT")
 
     @contextmanager
     def _errors(self) -> Iterator[None]:

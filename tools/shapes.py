@@ -6,7 +6,7 @@ HGEMM only: regimes come from floors over M, N, K and hold for one H200 (132 SMs
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import Literal
@@ -119,9 +119,10 @@ def _bit_reversed(index: int, length: int) -> int:
     return int(format(index, f"0{bits}b")[::-1], 2)
 
 
-def parse_shapes_csv(path: Path) -> list[Shape]:
+def parse_shapes_csv(path: Path, on_repeat: Callable[[int, Shape], None] | None = None) -> list[Shape]:
     """Shapes from a CSV: columns M, N, K by name where there is a header, else the first three. Order is kept, repeats,
-    blank lines and lines that start with # are dropped. Raises ShapeError with the file and line."""
+    blank lines and lines that start with # are dropped; ``on_repeat`` hears of each repeat and its line. Raises
+    ShapeError with the file and line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
@@ -141,7 +142,10 @@ def parse_shapes_csv(path: Path) -> list[Shape]:
             if first and {"M", "N", "K"} <= set(upper):
                 columns = (upper.index("M"), upper.index("N"), upper.index("K"))
             else:
-                shapes[_shape(cells, columns)] = None
+                shape = _shape(cells, columns)
+                if shape in shapes and on_repeat is not None:
+                    on_repeat(rows.line_num, shape)
+                shapes[shape] = None
             first = False
     except (ShapeError, csv.Error) as error:
         raise ShapeError(f"{path} line {rows.line_num}: {error}") from error

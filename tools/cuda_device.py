@@ -19,6 +19,7 @@ from typing import Any
 from tools.build_cache import CompileCache
 from tools.compiling import compile_many, compile_variant
 from tools.device import DeviceBroken
+from tools.launching import accepts
 from tools.paths import home_dir
 from tools.proc import Child
 from tools.profiling import profile_jobs
@@ -137,7 +138,17 @@ class CudaDevice:
         jobs: list[tuple[Variant, Task, Path]] = []
         for variant, task in pairs:
             compiled = self.compile(variant)
-            if compiled.ok:
+            if (why := accepts(variant, task)) is not None:
+                results.append(
+                    ProfileResult(
+                        status=Status.FAILED,
+                        reason=Reason.NOT_ACCEPTED,
+                        detail=why,
+                        variant_key=variant.key,
+                        task_id=task.task_id,
+                    )
+                )
+            elif compiled.ok:
                 jobs.append((variant, task, self._cubin_path(compiled)))
                 results.append(None)
             else:

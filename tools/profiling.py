@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import tempfile
 import time
@@ -127,9 +128,10 @@ def parse_ncu_csv(text: str) -> list[LaunchProfile]:
 
 def _number(cell: str) -> float | None:
     try:
-        return float(cell.replace(",", ""))
+        value = float(cell.replace(",", ""))
     except ValueError:  # "n/a", "(!) nan", empty
         return None
+    return value if math.isfinite(value) else None
 
 
 def _to_base(name: str, unit: str) -> float:
@@ -217,6 +219,10 @@ def profile_jobs(
         share_s = run_.elapsed_s / max(1, len(whole) + (1 if run_.failure else 0))
         for job, launches in zip(rest, whole, strict=False):
             values, stalls = summarise(launches)
+            if "time_us" not in values:
+                detail = "ncu saw the launch but measured nothing: the kernel faulted"
+                results.append(_answer(job, Status.FAILED, Reason.LAUNCH_FAILED, detail))
+                continue
             results.append(
                 ProfileResult(
                     status=Status.OK,

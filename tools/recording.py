@@ -154,15 +154,17 @@ class _Through:
             self._count(known)
         return known
 
-    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> bool:
-        """Whether the device can; plans whose result is known are left out."""
-        if not isinstance(self._device, SanitizesMany):
-            return False
+    @property
+    def sanitizes_many(self) -> bool:
+        return isinstance(self._device, SanitizesMany)
+
+    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> None:
+        """Plans whose result is known are left out."""
         todo = [(variant, tasks) for variant, tasks in items if self._writer.sanitized(variant.key) is None]
-        for (variant, _), result in zip(todo, self._device.sanitize_many(todo), strict=True):
-            self._writer.put_sanitize(variant, result)
-            self._count(result)
-        return True
+        if todo and isinstance(self._device, SanitizesMany):
+            for (variant, _), result in zip(todo, self._device.sanitize_many(todo), strict=True):
+                self._writer.put_sanitize(variant, result)
+                self._count(result)
 
     def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
         known = self._writer.timed(variant.key, task.task_id, mode, budget)
@@ -318,6 +320,8 @@ def _sanitize_ahead(
     echo: Echo,
 ) -> None:
     """Every plan that compiles, in batches: several candidates share a process, whose start is most of the cost."""
+    if not through.sanitizes_many:
+        return
     items: dict[str, tuple[Variant, Sequence[Task]]] = {}
     for task in todo:
         for variant in wanted[task.task_id]:
@@ -326,8 +330,7 @@ def _sanitize_ahead(
     ordered = list(items.values())
     for start in range(0, len(ordered), SANITIZE_BATCH):
         deadline.check()
-        if not through.sanitize_many(ordered[start : start + SANITIZE_BATCH]):
-            return
+        through.sanitize_many(ordered[start : start + SANITIZE_BATCH])
         done = min(start + SANITIZE_BATCH, len(ordered))
         echo(f"sanitized {done} of {len(ordered)} plans ({deadline.left_s:.0f} s left)")
 

@@ -235,6 +235,7 @@ class CandidateSubject:
         operands = self.operands
         first, second = operands.words(0), operands.words(1)
         kept = first.copy()
+        self._fresh(gpu, 0)  # whatever is kept is now kept for these pointers
         first[...] = second
         out = self._fresh(gpu, 0)
         first[...] = kept

@@ -95,6 +95,8 @@ def names(expr: Expr) -> frozenset[str]:
 def evaluate(expr: Expr, env: Mapping[str, int]) -> int:
     """The value of ``expr`` (booleans as 0 or 1). Raises ExprError, with the expression in the message."""
     if isinstance(expr, int):
+        if abs(expr) > MAX_VALUE:
+            raise ExprError(f"{expr} leaves the 62-bit range")
         return int(expr)
     try:
         return _value(_parse(expr), env, expr)

@@ -66,6 +66,8 @@ def inline_includes(path: Path, search: tuple[Path, ...], seen: set[Path] | None
         text = path.read_text()
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ManifestError(f"the kernel source {path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"the kernel source {path} cannot be read as text: {error}") from error
 
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -88,18 +90,18 @@ def _check(family: Family, path: Path) -> None:
     for constraint in family.constraints:
         _names_known(constraint, knob_names, path, "constraint")
     derived = set(family.launch.constants)
-    if clash := derived & (set(family.knobs) | _RESERVED):
-        raise ManifestError(f"{path}: constants {sorted(clash)} hide knobs or reserved names")
+    if clash := derived & (set(family.knobs) | _RESERVED | {"M", "N", "K"}):
+        raise ManifestError(f"{path}: constants {', '.join(sorted(clash))} hide knobs, dimensions or reserved names")
     known = knob_names | derived | {"M", "N", "K", "sm_count"}
     for demand in family.accepts:
         _names_known(demand, known, path, "accepts")
     for expr in _launch_exprs(family.launch):
         _names_known(expr, known | _RESERVED, path, "launch expression")
+    for constraint in family.constraints:
+        if not _can_hold(constraint, family):
+            raise ManifestError(f"{path}: the constraint '{constraint}' never holds")
     if next(plans(family), None) is None:
         raise ManifestError(f"{path}: the constraints rule out every combination of knob values")
-    for constraint in family.constraints:
-        if not any(evaluate(constraint, env) for env in _combinations(family)):
-            raise ManifestError(f"{path}: the constraint '{constraint}' never holds")
 
 
 def _names_known(expr: int | str, known: set[str], path: Path, what: str) -> None:
@@ -125,10 +127,18 @@ def _launch_exprs(spec: LaunchSpec) -> Iterator[int | str]:
                 yield arg.i32 if arg.i32 is not None else (arg.i64 or 0)
 
 
-def _combinations(family: Family) -> Iterator[dict[str, int]]:
-    for layout in family.b_layouts:
-        for values in itertools.product(*(k.values for k in family.knobs.values())):
-            yield {**dict(zip(family.knobs, values, strict=True)), "B_NK": int(layout == "nk")}
+def _can_hold(constraint: str, family: Family) -> bool:
+    """Whether any values of the knobs that it names satisfy a constraint on its own."""
+    values = {"B_NK": tuple(int(layout == "nk") for layout in family.b_layouts)}
+    values |= {name: knob.values for name, knob in family.knobs.items()}
+    used = sorted(names(constraint))
+    for combination in itertools.product(*(values[name] for name in used)):
+        try:
+            if evaluate(constraint, dict(zip(used, combination, strict=True))):
+                return True
+        except ExprError:  # another constraint may rule this combination out; if none does, `plans` says so
+            continue
+    return False
 
 
 def plans(family: Family) -> Iterator[Plan]:
@@ -172,7 +182,11 @@ def validate_plan(family: Family, b_layout: str, knobs: dict[str, Any]) -> Plan:
             raise ManifestError(f"{family.name}: knob {name} is one of {allowed}, not {knobs[name]!r}")
     env = {**knobs, "B_NK": int(b_layout == "nk")}
     for constraint in family.constraints:
-        if not evaluate(constraint, env):
+        try:
+            holds = evaluate(constraint, env)
+        except ExprError as error:
+            raise ManifestError(f"{family.name}: the plan breaks the constraint {constraint}: {error}") from error
+        if not holds:
             raise ManifestError(f"{family.name}: the plan breaks the constraint {constraint}")
     ordered = {name: knobs[name] for name in family.knobs}
     return Plan(family=family.name, revision=family.revision, b_layout=b_layout, knobs=ordered)

@@ -81,9 +81,10 @@ def tensor_dims(task: Task, role: str, b_layout: str) -> tuple[int, ...]:
 def environment(spec: LaunchSpec, dims: Mapping[str, int], b_layout: str, sm_count: int) -> dict[str, int]:
     """Dims, ``sm_count``, ``B_NK`` and the spec's constants, evaluated in order."""
     env = {**dims, "sm_count": sm_count, "B_NK": int(b_layout == "nk")}
+    reserved = {*env, "ctas_per_sm", "max_active_clusters"}
     for name, expr in spec.constants.items():
-        if name in env and name in dims:
-            raise LaunchError(f"the constant '{name}' would hide the dimension of that name")
+        if name in reserved:
+            raise LaunchError(f"the constant '{name}' would hide the dimension or reserved value of that name")
         env[name] = evaluate(expr, env)
     return env
 
@@ -193,7 +194,7 @@ def _tensor_map(spec: TensorMapSpec, task: Task, b_layout: str, env: dict[str, i
         raise LaunchError(
             f"{what} has an inner box of {box[0] * size} bytes; it must be a multiple of 16 and at most the swizzle"
         )
-    span = dims[-1] * strides[-1] if strides else dims[0]
+    span = 1 + sum((d - 1) * s for d, s in zip(dims, (1, *strides), strict=True))
     available = prod(tensor_dims(task, spec.tensor, b_layout))
     if span > available:
         raise LaunchError(f"{what} spans {span} elements but the tensor has {available}")

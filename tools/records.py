@@ -162,6 +162,13 @@ class Task(Record):
                 raise ValueError(f"dimension {name} must be a positive integer, not {value}")
         return dims
 
+    @model_validator(mode="after")
+    def _dims_known(self) -> Self:
+        for tensor in self.tensors:
+            if unknown := [d for d in tensor.dims if d not in self.dims]:
+                raise ValueError(f"tensor {tensor.role} has dimension {unknown[0]}, which the task does not have")
+        return self
+
     @property
     def task_id(self) -> str:
         """Readable and unique: ``hgemm-f32acc/M=64,N=64,K=64``."""

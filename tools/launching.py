@@ -131,13 +131,16 @@ def _launch(
     cluster = triple(launch.cluster, base, "cluster")
     smem = evaluate(launch.smem_bytes, base)
     if prod(block) > 1024 or block[2] > 64:
-        raise LaunchError(f"block of {launch.entry} has {prod(block)} threads; the limit is 1024")
+        raise LaunchError(
+            f"block of {launch.entry} is {block[0]} x {block[1]} x {block[2]}: {prod(block)} threads; "
+            "the limits are 1024 threads, 64 of them along z"
+        )
     if prod(cluster) > MAX_CLUSTER:
         raise LaunchError(f"cluster of {launch.entry} has {prod(cluster)} CTAs; the portable limit is {MAX_CLUSTER}")
     if not 0 <= smem <= MAX_SMEM_BYTES:
         raise LaunchError(
             f"{launch.entry} asks for {smem} bytes of shared memory; a block has at most {MAX_SMEM_BYTES}",
-            Reason.TOO_MUCH_SHARED_MEMORY,
+            Reason.TOO_MUCH_SHARED_MEMORY if smem > 0 else Reason.BAD_LAUNCH_SPEC,
         )
     ctas_per_sm, active_clusters = occupancy(launch.entry, block, cluster, smem)
     env = {**base, "ctas_per_sm": ctas_per_sm, "max_active_clusters": active_clusters}

@@ -71,7 +71,7 @@ def diagnose(
         *_compilers(toolchain, environ),
         _tool("compute-sanitizer", toolchain.sanitizer, "sanitize"),
         _tool("ncu", toolchain.ncu, "profile"),
-        _counters(gpus),
+        *_counters(gpus),
         *_gpu(gpus),
         *_packages(gpus),
         _model("anthropic", "ANTHROPIC_API_KEY", environ),
@@ -139,16 +139,18 @@ def _tool(name: str, found: Tool | Headers | None, purpose: str) -> Check:
     return Check(name, True, f"{found.version} at {found.path}")
 
 
-def _counters(gpus: Gpus) -> Check:
-    """Whether ncu may read the GPU's counters; the driver says so in a file of its own."""
+def _counters(gpus: Gpus) -> list[Check]:
+    """Whether ncu may read the GPU's counters; the driver says so in a file of its own. Nothing without a driver."""
+    if gpus.driver is None:
+        return []
     name = "profiling permission"
     try:
         restricted = "RmProfilingAdminOnly: 1" in NVIDIA_PARAMS.read_text()
     except OSError:
-        return Check(name, gpus.driver is not None, "not known" if gpus.driver else "no NVIDIA driver to ask")
+        return [Check(name, True, f"not known ({NVIDIA_PARAMS} cannot be read); ncu will say")]
     if restricted and os.geteuid() != 0:
-        return Check(name, False, "the driver lets only root read performance counters", COUNTER_FIX)
-    return Check(name, True, "performance counters can be read")
+        return [Check(name, False, "the driver lets only root read performance counters", COUNTER_FIX)]
+    return [Check(name, True, "performance counters can be read")]
 
 
 def look_for_gpus() -> Gpus:

@@ -72,7 +72,7 @@ def inline_includes(path: Path, search: tuple[Path, ...], seen: set[Path] | None
     def replace(match: re.Match[str]) -> str:
         name = match.group(1)
         found = next((d / name for d in search if (d / name).is_file()), None)
-        if found is None or ".." in Path(name).parts:
+        if found is None or ".." in Path(name).parts or Path(name).is_absolute():
             raise ManifestError(f"{path}: cannot find the included file '{name}' beside it or in kernels/include")
         if found in seen:
             return ""
@@ -100,7 +100,11 @@ def _check(family: Family, path: Path) -> None:
     for constraint in family.constraints:
         if not _can_hold(constraint, family):
             raise ManifestError(f"{path}: the constraint '{constraint}' never holds")
-    if next(plans(family), None) is None:
+    try:
+        any_plan = next(plans(family), None) is not None
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
+    if not any_plan:
         raise ManifestError(f"{path}: the constraints rule out every combination of knob values")
 
 

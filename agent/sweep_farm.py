@@ -1,0 +1,304 @@
+"""The workers of a sweep, on Dask distributed: a local cluster of one process per device, or a scheduler that is given.
+
+Dask moves cells and results, restarts workers and gives the cells of a dead one to another. What is durable is no
+business of Dask's: see agent/sweep_journal.py. With agent/sweep_worker.py the only module that imports distributed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.sweep_cell import Cell, CellResult
+from agent.sweep_journal import Entry, Spool, SweepError
+from agent.sweep_worker import Hello, SweepPlugin, Tools, forget, hello, leftovers, seed, work
+
+#: distributed.Client, most of whose methods have no types.
+Client = Any
+
+#: What a cell takes of a worker, so that a worker has one at a time whatever its number of threads.
+RESOURCES = {"GPU": 1}
+CONNECT_TIMEOUT_S = 15.0
+WORKERS_TIMEOUT_S = 90.0
+#: Opening a GPU the first time includes starting its worker process.
+HELLO_TIMEOUT_S = 300.0
+#: Without any worker for this long, a local cluster will not have one again.
+NO_WORKERS_S = 60.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells run. ``specs`` are the devices of a local cluster, one worker each; empty with a scheduler."""
+
+    specs: tuple[str, ...] = ()
+    scheduler: str | None = None
+    scheduler_file: Path | None = None
+    default_spec: str = "auto"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A cell that came back, and the worker it ran on. ``died``: it ended several workers. ``error``: a bug of ours."""
+
+    cell_id: str
+    worker: str
+    result: CellResult | None = None
+    died: str = ""
+    error: str = ""
+
+
+class Farm:
+    """Submits cells and hands back what they came to. Not thread-safe."""
+
+    def __init__(self, client: Client, name: str, place: Place, spool: Spool) -> None:
+        self._client = client
+        self._name = name
+        self._place = place
+        self._spool = spool
+        self._done: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._tries: dict[str, int] = {}
+        self._retired: set[str] = set()
+        self._workers: tuple[float, list[str]] = (0.0, [])
+        self._seen_workers = time.monotonic()
+
+    # --- workers ---------------------------------------------------------------------------------------------------
+
+    def workers(self) -> list[str]:
+        """Addresses of those that may be given cells, as of a second ago."""
+        now = time.monotonic()
+        if now - self._workers[0] < 1.0:
+            return self._workers[1]
+        found = self._client.scheduler_info(n_workers=-1)["workers"]
+        usable = [address for address, facts in found.items() if facts.get("resources", {}).get("GPU")]
+        self._workers = (now, [address for address in usable if address not in self._retired])
+        return self._workers[1]
+
+    def hellos(self) -> dict[str, Hello]:
+        """Opens every worker's device. Raises SweepError if a worker does not answer."""
+        identity = self._spool.identity or ""
+        asked = {
+            address: self._client.submit(
+                hello, self._name, identity, workers=[address], resources=RESOURCES, pure=False, retries=2
+            )
+            for address in self.workers()
+        }
+        found = {}
+        for address, future in asked.items():
+            try:
+                found[address] = future.result(timeout=HELLO_TIMEOUT_S)
+            except Exception as error:  # whatever it was, the user has to look at that worker
+                raise SweepError(f"the worker at {address} does not answer: {_sentence(error)}") from error
+        return found
+
+    def leftovers(self, addresses: Sequence[str]) -> list[Entry]:
+        found = self._client.run(leftovers, self._name, workers=list(addresses)) if addresses else {}
+        return [entry for entries in found.values() for entry in entries]
+
+    def seed(self, addresses: Sequence[str], entries: list[Entry]) -> None:
+        if addresses and entries:
+            self._client.run(seed, self._name, entries, workers=list(addresses))
+
+    def forget(self, addresses: Sequence[str], done: list[str]) -> None:
+        if addresses and done:
+            self._client.run(forget, self._name, done, workers=list(addresses))
+
+    def retire(self, address: str) -> None:
+        """No more cells for this worker; those it holds go to others."""
+        self._retired.add(address)
+        self._workers = (0.0, [])
+        self._client.retire_workers(workers=[address], close_workers=True)
+
+    # --- cells -----------------------------------------------------------------------------------------------------
+
+    def submit(self, cell: Cell) -> None:
+        attempt = self._tries[cell.cell_id] = self._tries.get(cell.cell_id, 0) + 1
+        key = f"{self._name}-{cell.cell_id}-{attempt}"
+        future = self._client.submit(work, self._name, cell, key=key, resources=RESOURCES, pure=False)
+        future.add_done_callback(lambda done: self._done.put((cell.cell_id, done)))
+
+    def next(self, timeout_s: float) -> Finished | None:
+        """The next cell that came back; None if there is none within the time. Raises SweepError when none can come."""
+        try:
+            cell_id, future = self._done.get(timeout=timeout_s)
+        except queue.Empty:
+            self._check()
+            return None
+        if future.status == "finished":
+            return self._fetch(cell_id, future)
+        if future.status == "error":
+            error = future.exception()
+            future.release()
+            if type(error).__name__ == "KilledWorker":
+                return Finished(cell_id, "", died=f"its worker died {self._deaths()} times")
+            return Finished(cell_id, "", error=_sentence(error))
+        raise SweepError(self._lost())
+
+    def _fetch(self, cell_id: str, future: Any) -> Finished | None:
+        """A worker may die with its result: Dask then runs the cell again, and the journal makes that quick."""
+        from distributed import TimeoutError as DaskTimeout
+
+        try:
+            address, result = future.result(timeout=10.0)
+        except DaskTimeout:
+            future.add_done_callback(lambda done: self._done.put((cell_id, done)))
+            return None
+        except Exception as error:
+            return Finished(cell_id, "", error=_sentence(error))
+        future.release()
+        return Finished(cell_id, address, result)
+
+    def _check(self) -> None:
+        if self._client.status != "running":
+            raise SweepError(self._lost())
+        now = time.monotonic()
+        if self.workers():
+            self._seen_workers = now
+        elif self._place.specs and now - self._seen_workers > NO_WORKERS_S:
+            raise SweepError("no worker process is left and none could be started again: run the same command again")
+
+    def _lost(self) -> str:
+        return f"the scheduler {_address(self._place)} went away; nothing is lost: run the same command again"
+
+    def _deaths(self) -> int:
+        import dask
+
+        return int(dask.config.get("distributed.scheduler.allowed-failures")) + 1
+
+
+@contextmanager
+def open_farm(place: Place, spool: Spool, tools: Tools, name: str) -> Iterator[Farm]:
+    """Starts or joins the workers. Raises SweepError with one sentence."""
+    with ExitStack() as stack:
+        client = stack.enter_context(_joined(place) if not place.specs else _started(place))
+        specs = {_worker_name(i): _inner(spec) for i, spec in enumerate(place.specs)}
+        plugin = SweepPlugin(name, spool.root.absolute(), tools, place.default_spec, specs)
+        farm = Farm(client, name, place, spool)
+        try:
+            client.wait_for_workers(max(1, len(place.specs)), timeout=WORKERS_TIMEOUT_S)
+        except TimeoutError as error:
+            raise SweepError(_no_workers(place)) from error
+        try:
+            client.register_plugin(plugin, name=name)
+        except Exception as error:  # a worker that cannot import us answers with its own ImportError
+            raise SweepError(f"the workers cannot load hgemm-agent: {_sentence(error)}") from error
+        stack.callback(_unregister, client, name, place)
+        if not farm.workers():
+            raise SweepError(
+                f"no worker at {_address(place)} has the resource GPU: start each with --nthreads 1 --resources GPU=1"
+            )
+        yield farm
+
+
+def _unregister(client: Client, name: str, place: Place) -> None:
+    """Leaves the workers of someone else's cluster as they were; a local one ends with us."""
+    if not place.specs and client.status == "running":
+        client.unregister_worker_plugin(name=name)
+
+
+@contextmanager
+def _started(place: Place) -> Iterator[Client]:
+    import dask
+    import distributed
+
+    with ExitStack() as stack:
+        scratch = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="hgemm-agent-sweep-", ignore_cleanup_errors=True)
+        )
+        # A shape that ends worker after worker is given up by agent/sweep.py, not here: deaths of others count too.
+        stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 5}))
+        workers = {
+            _worker_name(i): {
+                "cls": distributed.Nanny,
+                "options": {
+                    "nthreads": 1,
+                    "resources": RESOURCES,
+                    "memory_limit": 0,
+                    "local_directory": scratch,
+                    "name": _worker_name(i),
+                    "env": _environment(spec),
+                    "silence_logs": logging.CRITICAL,
+                    "host": "127.0.0.1",
+                    "death_timeout": 60,
+                },
+            }
+            for i, spec in enumerate(place.specs)
+        }
+        scheduler = {"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}}
+        dask_api: Any = distributed
+        try:
+            cluster = stack.enter_context(
+                dask_api.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL, name="sweep")
+            )
+            client = stack.enter_context(dask_api.Client(cluster, set_as_default=False))
+        except OSError as error:
+            raise SweepError(f"the local workers could not be started: {_sentence(error)}") from error
+        yield client
+
+
+@contextmanager
+def _joined(place: Place) -> Iterator[Client]:
+    import distributed
+
+    if place.scheduler_file is not None and not place.scheduler_file.is_file():
+        raise SweepError(
+            f"the scheduler file {place.scheduler_file} does not exist: start one with "
+            f"`dask scheduler --scheduler-file {place.scheduler_file}`"
+        )
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    where = {"scheduler_file": str(place.scheduler_file)} if place.scheduler_file else {"address": str(place.scheduler)}
+    try:
+        dask_api: Any = distributed
+        client = dask_api.Client(**where, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise SweepError(
+            f"there is no scheduler at {_address(place)} ({_sentence(error)}): start one with `dask scheduler`, or "
+            "leave the option out to use this machine"
+        ) from error
+    with client:
+        yield client
+
+
+def _worker_name(index: int) -> str:
+    return f"device-{index}"
+
+
+def _inner(spec: str) -> str:
+    """What a device is called inside a worker that sees only this one."""
+    return "cuda:0" if spec.startswith("cuda:") else spec
+
+
+def _environment(spec: str) -> dict[str, str]:
+    """A local worker's GPU alone is visible to it. ``cuda:N`` counts what is visible to us."""
+    if not spec.startswith("cuda:"):
+        return {}
+    ordinal = int(spec.removeprefix("cuda:"))
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if visible and ordinal >= len(visible):
+        raise SweepError(f"there is no {spec}: CUDA_VISIBLE_DEVICES names {len(visible)}")
+    return {"CUDA_VISIBLE_DEVICES": visible[ordinal] if visible else str(ordinal)}
+
+
+def _address(place: Place) -> str:
+    return str(place.scheduler_file or place.scheduler or "of this machine")
+
+
+def _no_workers(place: Place) -> str:
+    if place.specs:
+        return f"the {len(place.specs)} local workers did not start within {WORKERS_TIMEOUT_S:.0f} s"
+    return (
+        f"no worker joined the scheduler {_address(place)} within {WORKERS_TIMEOUT_S:.0f} s: start them with "
+        "`dask worker … --nthreads 1 --resources GPU=1`"
+    )
+
+
+def _sentence(error: BaseException | None) -> str:
+    text = " ".join(str(error).split())
+    return text[:300] if text else type(error).__name__

@@ -1,0 +1,104 @@
+"""Kill a sweep's driver and its workers at random: the table is the same, and nothing was measured twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("distributed")
+
+from sweep_kit import Options, calls_of, shapes
+
+from agent.sweep_rows import stored_rows
+from memory.store import Store
+
+KIT = Path(__file__).with_name("sweep_kit.py")
+KILLS = 10
+
+
+def start(options: Options) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(KIT), options.to_json()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def contents(db: Path) -> dict[str, Any]:
+    with sqlite3.connect(db) as connection:
+        results = connection.execute("SELECT key, kind, payload FROM results WHERE kind <> 'sweep' ORDER BY key")
+        variants = connection.execute("SELECT key FROM variants ORDER BY key")
+        found = {"results": results.fetchall(), "variants": variants.fetchall()}
+    with Store(db) as store:
+        found["rows"] = [row.facts() for row in sorted(stored_rows(store), key=lambda row: row.key)]
+        found["trajectories"] = sorted(t.to_json() for t in store.trajectories())
+    return found
+
+
+def line_count(log: Path) -> int:
+    return log.read_bytes().count(b"\n") if log.exists() else 0
+
+
+def test_killed_ten_times_it_ends_with_the_same_table(tmp_path: Path) -> None:
+    calm = Options(str(tmp_path / "calm.sqlite"), str(tmp_path / "calm.log"), shapes(16), sleep_s=0.004)
+    table = finish(start(calm))
+    assert table.count("\n") == 17 and table.count(",won,") > 10
+    calls = [call for _, call in calls_of(tmp_path / "calm.log")]
+    assert len(calls) == len(set(calls)), "two workers measured the same"
+
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")  # shown if the test fails
+    rng = random.Random(seed)
+    log = tmp_path / "wild.log"
+    wild = Options(str(tmp_path / "wild.sqlite"), str(log), calm.shapes, sleep_s=0.004)
+    victims = ["driver"] * 4 + ["worker"] * (KILLS - 4)
+    rng.shuffle(victims)
+    killed: set[int] = set()  # processes that did not end by themselves
+    process = start(wild)
+    for victim in victims:
+        target = line_count(log) + rng.randrange(1, len(calls) // (KILLS + 2))
+        while line_count(log) < target and process.poll() is None:
+            time.sleep(0.001)
+        assert process.poll() is None, f"it ended before it was killed: {process.communicate()[1]}"
+        if victim == "driver":
+            killed |= {pid for pid, _ in calls_of(log)}  # its workers end with it
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+            process = start(wild)
+        else:
+            pid = next((pid for pid, _ in reversed(calls_of(log)) if pid not in killed), None)
+            assert pid is not None
+            killed.add(pid)
+            os.kill(pid, signal.SIGKILL)
+    assert finish(process) == table
+    assert contents(tmp_path / "wild.sqlite") == contents(tmp_path / "calm.sqlite")
+    assert not (tmp_path / "wild.sqlite.spool").exists(), "everything is in the database"
+
+    by_call: dict[str, list[int]] = defaultdict(list)
+    for line, (_, call) in enumerate(calls_of(log)):
+        by_call[call].append(line)
+    assert set(by_call) == set(calls), "nothing is missing and nothing was measured in vain"
+    last_line = {pid: line for line, (pid, _) in enumerate(calls_of(log))}
+    for call, lines in by_call.items():
+        for line in lines[:-1]:
+            pid = calls_of(log)[line][0]
+            in_flight = pid in killed and line == last_line[pid]
+            assert in_flight, f"{call} was measured again although its result was kept"

@@ -1,4 +1,4 @@
-"""Reading cubins: ELF, parameters, module state, tensor-core instructions against cuobjdump, ptxas's report."""
+"""Reading cubins: ELF, parameters, module state, tensor-core instructions against nvdisasm, ptxas's report."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Path]:
 
 
 def test_decoding_agrees_with_the_disassembler(forms: tuple[bytes, Path]) -> None:
-    cuobjdump = real_toolchain().cuobjdump
-    if cuobjdump is None:
-        pytest.skip(how_to_install("cuobjdump"))
+    nvdisasm = real_toolchain().nvdisasm
+    if nvdisasm is None:
+        pytest.skip(how_to_install("nvdisasm"))
     cubin, path = forms
-    sass = run([str(cuobjdump.path), "-sass", str(path)], deadline_s=60).stdout.decode()
+    sass = run([str(nvdisasm.path), "-c", str(path)], deadline_s=60).stdout.decode()
     printed: Counter[str] = Counter()
     for match in re.finditer(r"\*/\s+(?:@!?U?P\d+\s+)?((?:H|Q|I|D|B)G?MMA[\w.]*)", sass):
         name = re.sub(r"\.E[45]M[23]", "", match.group(1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -167,8 +168,10 @@ def test_the_extra_follows_the_driver(cuda: tuple[int, int] | None, extra: str, 
 
 def test_keys_are_named_and_never_shown(tmp_path: Path) -> None:
     secret = "sk-ant-do-not-print"
+    if find_spec("anthropic") is None or find_spec("openai") is None:
+        pytest.skip("the clients are not installed")
     found = checks(tmp_path, environ={"ANTHROPIC_API_KEY": secret})
-    assert found["policy anthropic"].ok
+    assert "ANTHROPIC_API_KEY" in found["policy anthropic"].detail and found["policy anthropic"].ok
     assert not found["policy openai"].ok and "OPENAI_API_KEY" in found["policy openai"].fix
     assert secret not in repr(found)
 

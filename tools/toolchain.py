@@ -24,7 +24,7 @@ TOOL_NAMES = ("nvcc", "cuobjdump", "nvdisasm", "compute-sanitizer", "ncu")
 #: The exact command that adds each tool. `doctor` prints these, and so does the detail of an UNAVAILABLE outcome.
 HOW_TO_INSTALL: Mapping[str, str] = {
     "nvcc": "pip install 'hgemm-agent[nvcc]' (a standalone nvcc 13.0 from PyPI; it needs g++)",
-    "cuobjdump": "pip install nvidia-cuda-cuobjdump",
+    "cuobjdump": "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
     "nvdisasm": "pip install nvidia-cuda-nvdisasm",
     "compute-sanitizer": "pip install 'nvidia-cuda-sanitizer-api>=13.0,<13.1'",
     "ncu": "apt-get install cuda-nsight-compute-13-0 (from NVIDIA's CUDA repository; no Python index has it)",

@@ -70,10 +70,13 @@ def run_graph(graph: Graph, thread_id: str, concurrency: int) -> SessionState:
         "max_concurrency": concurrency,
     }
     before = graph.get_state(where)
-    if before.values and not before.next:
+    # Not `before.next`: it leaves out tasks whose writes are saved, so it is empty between the last task of a step and
+    # the step's checkpoint, and a session killed there would look finished.
+    unfinished = bool(before.tasks)
+    if before.values and not unfinished:
         return cast("SessionState", before.values)
     # New input on an unfinished thread would begin it anew; None goes on.
-    state = graph.invoke(None if before.next else initial_state(), where, durability="sync")
+    state = graph.invoke(None if unfinished else initial_state(), where, durability="sync")
     return cast("SessionState", state)
 
 

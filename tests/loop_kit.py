@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fakes import ScriptedDevice, toy_families
+
 from agent.config import Settings, load_settings
 from agent.deps import Deps
 from agent.graph import build_graph, checkpoints, run_graph
 from agent.progress import Event
 from agent.state import SessionState
 from agent.summary import Summary
-from fakes import ScriptedDevice, toy_families
 from memory.store import Store
 from policy.base import Policy, PolicyRequest
 from policy.prompts import load_templates

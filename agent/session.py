@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from memory.store import Store
 
 CONFIG_VERSION = 1
+MAX_COMPILES = 16  # side by side, where the settings say nothing
 CHECKPOINTS = "checkpoints.sqlite"
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
 
@@ -245,7 +246,7 @@ def _concurrency(settings: Settings, info: DeviceInfo, is_search: bool) -> int:
     """Tasks of one step at a time: compilers on a GPU host, requests of a language model."""
     compiles = settings.session.parallel_compiles
     if compiles is None:
-        compiles = min(8, os.cpu_count() or 1) if info.kind == "cuda" else 1
+        compiles = min(MAX_COMPILES, os.cpu_count() or 1) if info.kind == "cuda" else 1
     return compiles if is_search else max(compiles, settings.group_size)
 
 

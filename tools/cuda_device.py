@@ -12,7 +12,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tools.profiling import profile_jobs
 from tools.records import (
     BaselineResult,
     Budget,
+    ClockTrace,
     CompileResult,
     Depth,
     DeviceInfo,
@@ -106,6 +107,16 @@ class CudaDevice:
         common = {"variant_key": variant.key, "task_id": task.task_id, "mode": mode, "budget": budget}
         request = {"op": "time", "mode": mode, "budget": budget}
         return TimingResult.model_validate(self._measure(variant, task, request, common, TIME_TIMEOUT_S[budget]))
+
+    def time_certify(
+        self, variant: Variant, task: Task, mode: Mode, *, warm_s: float, aim_s: float
+    ) -> tuple[TimingResult, ClockTrace | None]:
+        common = {"variant_key": variant.key, "task_id": task.task_id, "mode": mode, "budget": "certify"}
+        request = {"op": "time", "mode": mode, "budget": "certify", "warm_s": warm_s, "aim_s": aim_s, "trace": True}
+        trace: list[dict[str, Any]] = []
+        timeout_s = warm_s + aim_s + TIME_TIMEOUT_S["certify"]
+        result = TimingResult.model_validate(self._measure(variant, task, request, common, timeout_s, trace.append))
+        return result, ClockTrace.model_validate(trace[0]) if trace else None
 
     def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
         compiled = self.compile(variant)
@@ -195,7 +206,13 @@ class CudaDevice:
         return path
 
     def _measure(
-        self, variant: Variant, task: Task, request: dict[str, Any], common: dict[str, Any], timeout_s: float
+        self,
+        variant: Variant,
+        task: Task,
+        request: dict[str, Any],
+        common: dict[str, Any],
+        timeout_s: float,
+        on_trace: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """The worker's record for a candidate, with every way a worker can die turned into one."""
         compiled = self.compile(variant)
@@ -209,6 +226,8 @@ class CudaDevice:
         reply = self._ask(request, timeout_s)
         if reply is not None and "record" in reply:
             record: dict[str, Any] = reply["record"]
+            if on_trace is not None and reply.get("trace"):
+                on_trace(reply["trace"])
             return record
         if reply is not None:
             raise DeviceBroken(self._broken(reply))

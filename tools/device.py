@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from tools.records import (
     BaselineResult,
     Budget,
+    ClockTrace,
     CompileResult,
     Depth,
     DeviceInfo,
@@ -47,3 +48,14 @@ class Device(Protocol):
     def baselines(self, task: Task, mode: Mode, budget: Budget) -> BaselineResult: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class CertifyTimer(Protocol):
+    """A device whose certify budget takes its seconds from the caller, and tells how the clocks went meanwhile."""
+
+    def time_certify(
+        self, variant: Variant, task: Task, mode: Mode, *, warm_s: float, aim_s: float
+    ) -> tuple[TimingResult, ClockTrace | None]:
+        """``time`` at budget certify: ``warm_s`` seconds of warm-up, then ``aim_s`` seconds of all subjects in turn."""
+        ...

@@ -434,6 +434,16 @@ class Clocks(Record):
     throttle_reasons: tuple[str, ...] = ()
 
 
+class ClockTrace(Record):
+    """NVML over the time of one run, a column a quantity; ``throttle`` joins the reasons of a moment with +."""
+
+    t_s: tuple[float, ...]
+    sm_mhz: tuple[int, ...]
+    power_w: tuple[float, ...]
+    temperature_c: tuple[int, ...]
+    throttle: tuple[str, ...]
+
+
 class TimingRow(Record):
     """One row everywhere: records, JSON, report. ``ratio`` = ref_us / time_us, with a 95 % bootstrap interval of the
     paired ratio of medians (2,000 resamples). ``key`` is a plan_id, or a variant_id for a raw source."""

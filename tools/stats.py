@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 RESAMPLES = 2000
+#: Samples up to which all resamples are drawn at once. A certify run has 1e5 samples, whose resamples would be GBs.
+_FEW = 512
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,36 @@ def paired_ratio(
         raise ValueError(f"need equally many samples, at least 2; got {candidate_us.size} and {reference_us.size}")
     if not (np.all(candidate_us > 0) and np.all(reference_us > 0)):
         raise ValueError("a sample is zero or negative: the clock did not see the kernel")
-    picks = np.random.default_rng(seed).integers(0, candidate_us.size, (resamples, candidate_us.size))
+    rng = np.random.default_rng(seed)
     time_us, ref_us = float(np.median(candidate_us)), float(np.median(reference_us))
-    ratios = np.median(reference_us[picks], axis=1) / np.median(candidate_us[picks], axis=1)
+    n = candidate_us.size
+    if n <= _FEW:
+        picks = rng.integers(0, n, (resamples, n))
+        ratios = np.median(reference_us[picks], axis=1) / np.median(candidate_us[picks], axis=1)
+    else:
+        medians = [_Medians(reference_us), _Medians(candidate_us)]
+        ratios = np.empty(resamples)
+        for i in range(resamples):
+            times = np.bincount(rng.integers(0, n, n), minlength=n)
+            ratios[i] = medians[0].of(times) / medians[1].of(times)
     lo, hi = np.percentile(ratios, (2.5, 97.5))
     ratio = ref_us / time_us
     return PairedRatio(ratio, min(float(lo), ratio), max(float(hi), ratio), time_us, ref_us)
+
+
+class _Medians:
+    """Medians of resamples of one array, which is sorted once: some ten times faster than gather and partition."""
+
+    def __init__(self, values: NDArray[np.float64]) -> None:
+        self._order = np.argsort(values)
+        self._sorted = values[self._order]
+
+    def of(self, times: NDArray[np.int64]) -> float:
+        """Of the array in which the value at index i occurs ``times[i]`` times."""
+        ranks = np.cumsum(times[self._order])
+        n = int(ranks[-1])
+        low, high = np.searchsorted(ranks, ((n - 1) // 2, n // 2), side="right")
+        return float(self._sorted[low] + self._sorted[high]) / 2
 
 
 def relative_iqr(samples_us: NDArray[np.float64]) -> float:

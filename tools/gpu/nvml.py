@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.records import Clocks
+from tools.records import Clocks, ClockTrace
 
 _THROTTLES = {
     "sw_power_cap": "nvmlClocksEventReasonSwPowerCap",
@@ -29,7 +29,8 @@ class ClockLog:
     _nvml: Any = None
     _limit_mhz: int | None = None
     _next: float = 0.0
-    readings: list[tuple[int, float, int, int]] = field(default_factory=list)
+    #: SM clock in MHz, power in W, temperature in C, throttle bits, monotonic seconds.
+    readings: list[tuple[int, float, int, int, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         try:
@@ -56,6 +57,7 @@ class ClockLog:
                 nvml.nvmlDeviceGetPowerUsage(self._handle) / 1e3,
                 int(nvml.nvmlDeviceGetTemperature(self._handle, nvml.NVML_TEMPERATURE_GPU)),
                 int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle)),
+                time.monotonic(),
             )
         except nvml.NVMLError:
             self._nvml = None
@@ -70,7 +72,7 @@ class ClockLog:
         bits = 0
         for reading in self.readings:
             bits |= reading[3]
-        reasons = tuple(name for name, constant in _THROTTLES.items() if bits & int(getattr(self._nvml, constant, 0)))
+        reasons = self._reasons(bits)
         return Clocks(
             sm_mhz_min=min(mhz),
             sm_mhz_median=int(statistics.median(mhz)),
@@ -80,3 +82,22 @@ class ClockLog:
             temperature_c_max=max(r[2] for r in self.readings),
             throttle_reasons=reasons,
         )
+
+    def trace(self, points: int = 400) -> ClockTrace | None:
+        """The readings since ``start``, thinned to at most so many, evenly in number; None without NVML. What happened
+        between two kept readings is in ``summary``, which sees all."""
+        if not self.readings or self._nvml is None:
+            return None
+        step = -(-len(self.readings) // points)
+        kept = self.readings[::step]
+        began = self.readings[0][4]
+        return ClockTrace(
+            t_s=tuple(round(r[4] - began, 2) for r in kept),
+            sm_mhz=tuple(r[0] for r in kept),
+            power_w=tuple(round(r[1], 1) for r in kept),
+            temperature_c=tuple(r[2] for r in kept),
+            throttle=tuple("+".join(self._reasons(r[3])) for r in kept),
+        )
+
+    def _reasons(self, bits: int) -> tuple[str, ...]:
+        return tuple(name for name, constant in _THROTTLES.items() if bits & int(getattr(self._nvml, constant, 0)))

@@ -335,7 +335,10 @@ def answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
             if refusal is not None:
                 failed = _failed(request, Reason.NOT_ACCEPTED, refusal)
                 return {"record": failed.model_dump(mode="json"), "restart": False}
-        return {"record": handler(request).model_dump(mode="json"), "restart": False}
+        reply: dict[str, Any] = {"record": handler(request).model_dump(mode="json"), "restart": False}
+        if request.get("trace") and (trace := worker.clocks.trace()) is not None:
+            reply["trace"] = trace.model_dump(mode="json")
+        return reply
     except (Rejected, LaunchError) as error:
         failed = _failed(request, error.reason, str(error))
         return {"record": failed.model_dump(mode="json"), "restart": error.reason is Reason.HANG}

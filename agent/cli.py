@@ -1,4 +1,4 @@
-"""The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor``, ``record``.
+"""The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor``, ``record`` and more.
 
 Heavy packages are imported inside the commands, so that ``agent --help`` stays quick. Exit codes: 0 done, 1 wrong input
 or broken machinery, 2 no kernel passed, 130 interrupted. The command's result goes to stdout, progress to stderr.
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, AgentError, Stopped, UsageError
+from agent.report_cli import report
+from agent.sweep_cli import sweep
 
 if TYPE_CHECKING:
     from agent.session import SessionConfig
@@ -234,6 +236,13 @@ def record(
         finally:
             opened.close()
         print(f"{done.shapes_done} of {done.shapes_total} shapes, {done.measured} measurements → {out}")
+        if not done.finished:
+            raise UsageError(f"the deadline came first; the same command goes on with {out}")
+
+
+# Commands that have a module of their own.
+app.command()(sweep)
+app.command()(report)
 
 
 def main() -> None:

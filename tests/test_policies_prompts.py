@@ -1,4 +1,4 @@
-"""What a language model is told: the prompt's own example must pass our checks, and results must be said as they are."""
+"""What a language model is told: the prompt's own example must pass our checks; results must be said as they are."""
 
 from __future__ import annotations
 

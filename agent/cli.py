@@ -262,24 +262,23 @@ def _run(config: SessionConfig, device: Device | None, json_output: bool, quiet:
 
     stop = StopFlag()
     come_back = f"agent resume {config.session_id}"
-    with Progress(config.settings.budget.evaluations, quiet) as progress:
+    try:
+        with Progress(config.settings.budget.evaluations, quiet) as progress:
 
-        def work() -> Summary:
-            return sessions.run(home_dir(), config, os.environ, progress, stop.requested, device)
+            def work() -> Summary:
+                return sessions.run(home_dir(), config, os.environ, progress, stop.requested, device)
 
-        def on_interrupt() -> None:
-            stop.request()
-            progress.note("stopping after the running call (ctrl-C again: at once)")
+            def on_interrupt() -> None:
+                stop.request()
+                progress.note("stopping after the running call (ctrl-C again: at once)")
 
-        try:
             summary = interruptible(work, on_interrupt, come_back)
-        except Stopped:
-            progress.note(f"interrupted; nothing is lost. Go on with: {come_back}")
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-        except _sentences() as error:
-            print(f"error: {error}", file=sys.stderr)
-            print(f"go on with: {come_back}", file=sys.stderr)
-            raise typer.Exit(EXIT_ERROR) from None
+    except Stopped:
+        print(f"interrupted; nothing is lost. Go on with: {come_back}", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    except _sentences() as error:
+        print(f"error: {error}\ngo on with: {come_back}", file=sys.stderr)
+        raise typer.Exit(EXIT_ERROR) from None
     if json_output:
         print(summary.to_json())
     else:

@@ -90,6 +90,9 @@ class FinishNodes:
 
     def conclude(self, state: SessionState) -> Update:
         """The summary, and the winner's source, launch spec and result where the user finds them."""
+        for mode in self._deps.settings.session.modes:
+            self._deps.emit("measuring", f"baselines {mode}", tool="baselines")
+            self._deps.baselines(mode)
         summary = self.summary(state)
         if summary.best is not None:
             variant = self._deps.variant(summary.best.key)

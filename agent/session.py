@@ -72,9 +72,18 @@ def folder_of(home: Path, session_id: str) -> Path:
 
 
 def create(home: Path, settings: Settings, name: str | None, device_name: str, info: DeviceInfo) -> SessionConfig:
-    """Writes the session's folder. Raises UsageError."""
+    """Writes the session's folder. Raises UsageError, StoreError."""
+    from memory.store import Store
+
     session_id = name or _new_name(home, f"{settings.session.task.label}-{settings.policy.name}")
     folder = folder_of(home, session_id)
+    if not folder.exists() and store_path(home).is_file():
+        # Rollouts and answers in the store carry the name; a second session of it would read the first one's.
+        with Store(store_path(home)) as store:
+            if store.session(session_id) is not None:
+                raise UsageError(
+                    f"{store.path} still remembers a session {session_id} whose folder is gone: choose another name"
+                )
     try:
         sessions_folder(home).mkdir(parents=True, exist_ok=True)
         folder.mkdir()

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -201,6 +202,14 @@ def test_interrupt_stops_cleanly_and_names_the_way_back(tmp_path: Path, record_p
     assert resumed.returncode == 0 and not set(noted(diary)[before:]) & known
     straight = agent(tmp_path / "straight", *optimize(record_path), "--json", "-q")
     assert result(json.loads(out)) == result(json.loads(straight.stdout))
+
+
+def test_name_of_a_deleted_session_is_not_taken_again(tmp_path: Path, record_path: Path) -> None:
+    assert agent(tmp_path, *optimize(record_path, evaluations=4), "-q").returncode == 0
+    shutil.rmtree(tmp_path / "sessions" / "s")
+    again = agent(tmp_path, *optimize(record_path, evaluations=4), "-q")
+    assert again.returncode == 1 and "still remembers a session s" in again.stderr
+    assert agent(tmp_path, *optimize(record_path, session="t", evaluations=4), "-q").returncode == 0
 
 
 def damage(path: Path) -> None:

@@ -1,0 +1,178 @@
+"""A certificate: what was measured, how, with what, and what came of it, under one SHA-256.
+
+The digest covers everything else in the file, so that a copied, edited or cut file is noticed. It is no proof of who
+measured. What a second run needs is in the file: the plan of each kernel, or its whole source where it has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from agent.errors import UsageError
+from agent.files import read_text, write_atomic
+from tools.records import (
+    HEADLINE_REFERENCE,
+    PROTOCOL_VERSION,
+    BLayout,
+    ClockTrace,
+    CompileResult,
+    DeviceInfo,
+    Mode,
+    Plan,
+    Record,
+    SanitizeResult,
+    Status,
+    Task,
+    TimingResult,
+    Variant,
+    VerifyResult,
+)
+
+FORMAT_VERSION = 1
+EntryStatus = Literal["certified", "rejected", "incomplete"]
+
+
+class CertifySettings(Record):
+    """Seconds for one kernel, shape and mode. ``timed_s`` is what the kernel and any one reference get between them;
+    all references run in turn with the kernel, so a run lasts longer (``run_s``)."""
+
+    warm_s: float = Field(ge=0)
+    timed_s: float = Field(gt=0)
+    modes: tuple[Mode, ...] = Field(min_length=1)
+
+    def run_s(self, mode: Mode) -> float:
+        """The timed part: the kernel, four references in two layouts each, and in server mode an empty kernel."""
+        subjects = 10 if mode == "server" else 9
+        return self.timed_s * subjects / 2
+
+    @property
+    def entry_s(self) -> float:
+        return sum(self.warm_s + self.run_s(mode) for mode in self.modes)
+
+
+class BestOf(Record):
+    """max(custom, reference): what one has who keeps the reference beside the kernel."""
+
+    reference: str
+    ratio: float
+    max_ratio: float
+
+
+class CertifiedTiming(Record):
+    result: TimingResult
+    best_of: tuple[BestOf, ...] = ()
+    trace: ClockTrace | None = None
+
+
+class Certified(Record):
+    """One kernel at one shape. ``variant`` is there for a kernel that no family renders. ``why`` is empty iff
+    certified."""
+
+    task: Task
+    variant_key: str
+    variant_id: str
+    label: str
+    b_layout: BLayout
+    plan: Plan | None = None
+    variant: Variant | None = None
+    source_sha256: str
+    launch_sha256: str
+    status: EntryStatus
+    why: str = ""
+    compile: CompileResult | None = None
+    verify: VerifyResult | None = None
+    sanitize: SanitizeResult | None = None
+    timings: tuple[CertifiedTiming, ...] = ()
+
+    def timing(self, mode: Mode) -> CertifiedTiming | None:
+        return next((t for t in self.timings if t.result.mode == mode), None)
+
+    def ratio(self, mode: Mode, reference: str = HEADLINE_REFERENCE) -> float | None:
+        timing = self.timing(mode)
+        row = timing.result.row(reference) if timing else None
+        return row.ratio if row else None
+
+
+class Certificate(Record):
+    """``wanted`` counts the kernels that were asked for: with fewer entries the run broke off, and the same command
+    goes on."""
+
+    format_version: int = FORMAT_VERSION
+    protocol_version: int = PROTOCOL_VERSION
+    created_at: str
+    finished_at: str
+    inputs: str
+    wanted: int
+    settings: CertifySettings
+    device: DeviceInfo
+    software: dict[str, str]
+    entries: tuple[Certified, ...] = ()
+    sha256: str = ""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.entries) >= self.wanted
+
+    def entry(self, task: Task, variant_key: str) -> Certified | None:
+        return next((e for e in self.entries if e.task == task and e.variant_key == variant_key), None)
+
+    def signed(self) -> Certificate:
+        return self.model_copy(update={"sha256": digest(self.model_dump(mode="json", exclude_none=True))})
+
+
+def digest(document: dict[str, Any]) -> str:
+    """SHA-256 over canonical JSON of everything but the digest itself."""
+    rest = {name: value for name, value in document.items() if name != "sha256"}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def best_of(timing: TimingResult) -> tuple[BestOf, ...]:
+    return tuple(BestOf(reference=r.reference, ratio=r.ratio, max_ratio=max(1.0, r.ratio)) for r in timing.rows)
+
+
+def write(path: Path, certificate: Certificate) -> Certificate:
+    """Signed, whole or not at all. Raises UsageError."""
+    signed = certificate.signed()
+    document = signed.model_dump(mode="json", exclude_none=True)
+    write_atomic(path, json.dumps(document, indent=1, ensure_ascii=True) + "\n")
+    return signed
+
+
+def read(path: Path) -> Certificate:
+    """Raises UsageError with one sentence: a file that is missing, no certificate, newer, or not as it was signed."""
+    text = read_text(path, "the certificate")
+    try:
+        document = json.loads(text)
+        version = document["format_version"]
+        found = document["sha256"]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path} is not a certificate of `agent certify`") from error
+    if version != FORMAT_VERSION:
+        raise UsageError(f"{path} has certificate format {version}, this program reads {FORMAT_VERSION}")
+    if found != digest(document):
+        raise UsageError(f"{path} is not as it was written: its SHA-256 does not fit its contents")
+    try:
+        return Certificate.model_validate(document)
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise UsageError(f"{path} is a certificate of another version of this program (at {where})") from error
+
+
+def rejected_or_incomplete(status: Status) -> EntryStatus:
+    return "rejected" if status is Status.FAILED else "incomplete"
+
+
+def entry_counts(entries: Sequence[Certified]) -> dict[str, int]:
+    names: tuple[EntryStatus, ...] = ("certified", "rejected", "incomplete")
+    return {name: sum(e.status == name for e in entries) for name in names}

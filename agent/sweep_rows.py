@@ -175,7 +175,7 @@ def _why_none(summary: Summary) -> str:
     return "no variant passed the screen"
 
 
-def stored_rows(store: Store, config: str | None = None) -> list[SweepRow]:
+def stored_rows(store: Store, config: str | None = None, any_protocol: bool = False) -> list[SweepRow]:
     """Oldest first. Rows that another version wrote in another form are left out: their cells run again."""
     found = []
     for payload in store.payloads(KIND):
@@ -183,7 +183,7 @@ def stored_rows(store: Store, config: str | None = None) -> list[SweepRow]:
             row = SweepRow.from_json(payload)
         except ValueError:
             continue
-        if row.protocol_version == PROTOCOL_VERSION and config in (None, row.config_id):
+        if (any_protocol or row.protocol_version == PROTOCOL_VERSION) and config in (None, row.config_id):
             found.append(row)
     return found
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
+from agent.certify_cli import certify
+from agent.compare_cli import compare
 from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, AgentError, Stopped, UsageError
 from agent.report_cli import report
 from agent.sweep_cli import sweep
@@ -242,6 +244,8 @@ def record(
 
 # Commands that have a module of their own.
 app.command()(sweep)
+app.command()(certify)
+app.command()(compare)
 app.command()(report)
 
 

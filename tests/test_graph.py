@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import ScriptedDevice, toy_families, toy_launch
+from loop_kit import ScriptedPolicy, call, make_deps, plan_call, run, tool_texts, turn
 
 from agent.errors import SessionError
 from agent.progress import Event
-from fakes import ScriptedDevice, toy_families, toy_launch
-from loop_kit import ScriptedPolicy, call, make_deps, plan_call, run, tool_texts, turn
 from policy.base import PolicyError, PolicyRequest
 from policy.search import SearchPolicy
 from tools.families import validate_plan
@@ -343,6 +344,36 @@ def test_every_measurement_is_taken_once(tmp_path: Path) -> None:
     device = ScriptedDevice()
     run(make_deps(tmp_path, None, device), concurrency=4)
     assert max(Counter(device.calls).values()) == 1
+
+
+class Overlapping(ScriptedDevice):
+    """Looks like a GPU and notes how many calls of each kind ran at once."""
+
+    def __init__(self) -> None:
+        super().__init__(sleep_s=0.01)
+        self.info = self.info.model_copy(update={"kind": "cuda"})
+        self.most: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._counting = threading.Lock()
+
+    def _called(self, tool: str, *arguments: Any) -> Any:
+        kind = "compile" if tool == "compile" else "gpu"
+        with self._counting:
+            self._running[kind] += 1
+            self.most[kind] = max(self.most[kind], self._running[kind])
+        try:
+            return super()._called(tool, *arguments)
+        finally:
+            with self._counting:
+                self._running[kind] -= 1
+
+
+def test_compilers_run_side_by_side_and_the_gpu_does_one_thing_at_a_time(tmp_path: Path) -> None:
+    device = Overlapping()
+    state, _ = run(make_deps(tmp_path / "a", None, device), concurrency=4)
+    assert device.most["compile"] > 1 and device.most["gpu"] == 1
+    alone, _ = run(make_deps(tmp_path / "b", None, Overlapping()), concurrency=1)
+    assert state["trials"] == alone["trials"], "in the same order, whoever was first"
 
 
 def test_search_ends_when_the_plans_are_used_up(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from agent.certify_record import Certificate
     from tools.records import Family, Task
 
-ModeName = Literal["offline", "rotating", "server"]
+DEFAULT_MODES = ("offline", "server")  # the paper's
 
 
 def certify(
@@ -40,7 +40,8 @@ def certify(
         float, typer.Option(min=0.01, metavar="SECONDS", help="Timed, for the kernel and each one reference.")
     ] = 30.0,
     mode: Annotated[
-        list[ModeName] | None, typer.Option(help="Repeatable (default: offline and server, as the paper).")
+        list[str] | None,
+        typer.Option(metavar="MODE", help="offline, rotating or server; repeatable (default: offline and server)."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The certificate; one that broke off goes on.")
@@ -88,7 +89,7 @@ def certify(
 
 def _measure(
     candidates: list[Candidate], inputs: str, families: dict[str, Family], device: str, warm: float, timed: float,
-    mode: Sequence[ModeName] | None, out: Path | None, quiet: bool,
+    mode: Sequence[str] | None, out: Path | None, quiet: bool,
 ) -> Certificate:  # fmt: skip
     from agent.certify import certify as run
     from agent.certify_record import CertifySettings
@@ -96,7 +97,10 @@ def _measure(
     from tools.paths import home_dir
     from tools.records import MODES
 
-    modes = tuple(m for m in MODES if m in (mode or ("offline", "server")))
+    unknown = next((m for m in mode or () if m not in MODES), None)
+    if unknown is not None:
+        raise UsageError(f"there is no mode '{unknown}'; there are {', '.join(MODES)}")
+    modes = tuple(m for m in MODES if m in (mode or DEFAULT_MODES))
     settings = CertifySettings(warm_s=warm, timed_s=timed, modes=modes)
     path = out or home_dir() / "certificates" / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}.json"
 

@@ -37,6 +37,7 @@ class Deps:
     observer: Observer = silent
     stop_requested: Callable[[], bool] = lambda: False
     device_lock: Lock = field(default_factory=Lock)
+    broken: str = ""  # why this process can evaluate nothing more
     _variants: dict[str, Variant] = field(default_factory=dict)
     _trajectories: dict[int, Trajectory] = field(default_factory=dict)
     _lap_start: float = field(default_factory=time.monotonic)
@@ -49,6 +50,9 @@ class Deps:
         self.observer(Event(kind, text, dict(fields)))
 
     def check_stop(self) -> None:
+        """Asked before every call. Raises Stopped, or SessionError if a call beside this one found no compiler."""
+        if self.broken:
+            raise SessionError(self.broken)
         if self.stop_requested():
             raise Stopped("stopped")
 

@@ -224,7 +224,8 @@ class SearchNodes:
         if prepared.fresh and ran.result is not None and ran.result.status is Status.UNAVAILABLE:
             # This machine can evaluate nothing: say so, leave the budget alone, and try again on a resume.
             why = ran.result.detail.rstrip(".")
-            raise SessionError(f"{why}; `agent doctor` says what to install, then resume the session")
+            deps.broken = f"{why}; `agent doctor` says what to install, then resume the session"
+            raise SessionError(deps.broken)
         if ran.result is not None and prepared.variant is not None:
             deps.emit(
                 "tried",

@@ -89,9 +89,10 @@ def write_report(report: Report, folder: Path) -> None:
     from agent.reporting.markdown import render_markdown
 
     page = render_html(report)
-    write_atomic(folder / "report.json", report.document())
-    write_atomic(folder / "report.md", render_markdown(report))
-    write_atomic(folder / "report.html", page)
+    texts = {"report.json": report.document(), "report.md": render_markdown(report), "report.html": page}
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+        (folder / name).chmod(0o644)  # a report is made to be shown
 
 
 def _needs(modules: tuple[str, ...]) -> None:

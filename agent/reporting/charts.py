@@ -82,11 +82,7 @@ def _speedup(report: Report) -> Any:
                     y=[100 * (s.ratio - 1) for s in found],
                     mode="markers",
                     marker={"color": colour, "symbol": symbol, "size": 5, "opacity": 0.55},
-                    text=[
-                        f"{s.shape}<br>{mode} ratio {s.ratio:.3f} [{s.ratio_lo:.3f}, {s.ratio_hi:.3f}]<br>"
-                        f"kernel {s.time_us:.4g} us, cuBLASLt {s.ref_us:.4g} us"
-                        for s in found
-                    ],
+                    text=[f"{s.shape}<br>ratio {s.ratio:.3f} [{s.ratio_lo:.3f}, {s.ratio_hi:.3f}]" for s in found],
                     hoverinfo="text",
                     showlegend=False,
                 ),

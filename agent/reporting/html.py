@@ -17,7 +17,7 @@ from typing import Any
 
 from agent.reporting.charts import figures
 from agent.reporting.details import source_anchor
-from agent.reporting.model import Report, ShapeReport
+from agent.reporting.model import RatioRow, Report, ShapeReport
 from agent.reporting.tables import (
     NOT_MEASURED,
     READING,
@@ -42,6 +42,8 @@ _CSP = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline
 _WIDE = 15
 #: Sections whose folded tables are opened for printing.
 _PRINTED = frozenset(("figure-3", "losses", "shapes"))
+#: The headline's first.
+_SHOWN_REFERENCES = REFERENCES[::-1]
 #: A text cell longer than this may break over lines.
 _WRAP_CHARS = 42
 
@@ -162,12 +164,13 @@ def _sources(report: Report) -> Iterator[str]:
 
 
 def explorer_data(report: Report) -> dict[str, Any]:
-    """Numbers to six digits: what a record file keeps."""
+    """``rows`` of a timing are in the order of ``references``: ratio, its interval, and the reference's time, to five
+    digits; what was not measured is null."""
     index = {kernel.key: i for i, kernel in enumerate(report.kernels)}
     return {
         "grid": list(GRID_DIMS),
         "modes": list(MODES),
-        "references": [[name, _reference_title(name)] for name in reversed(REFERENCES)],
+        "references": [_reference_title(name) for name in _SHOWN_REFERENCES],
         "kernels": [
             {"key": k.key, "label": k.label, "source": k.source, "note": k.source_note} for k in report.kernels
         ],
@@ -189,19 +192,20 @@ def _explorer_shape(shape: ShapeReport, index: dict[str, int]) -> dict[str, Any]
         "ncu": bool(choice and choice.profiled),
         "timings": {
             mode: {
-                "us": _six(timing.time_us),
-                "rows": {
-                    r.reference: [_six(r.ratio), _six(r.ratio_lo), _six(r.ratio_hi), _six(r.ref_us)]
-                    for r in timing.rows
-                },
+                "us": _short(timing.time_us),
+                "rows": [_explorer_row(timing.row(name)) for name in _SHOWN_REFERENCES],
             }
             for mode, timing in (choice.timings if choice else {}).items()
         },
     }
 
 
-def _six(value: float) -> float:
-    return float(f"{value:.6g}")
+def _explorer_row(row: RatioRow | None) -> list[float] | None:
+    return None if row is None else [_short(v) for v in (row.ratio, row.ratio_lo, row.ratio_hi, row.ref_us)]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
 
 
 def _data(name: str, value: Any) -> str:

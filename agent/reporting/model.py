@@ -252,6 +252,10 @@ class Peaks(Record):
     source: str
 
 
+class KnownPeaks(Record):
+    devices: tuple[Peaks, ...]
+
+
 class Published(Record):
     """One measured set of other people's: mean speedups as fractions by reference and layout, offline and server."""
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from agent.errors import UsageError
 from agent.files import read_text
-from agent.reporting.model import Peaks, PublishedWork
+from agent.reporting.model import KnownPeaks, Peaks, PublishedWork
 from policy.tool_schemas import first_error
 from tools.paths import configs_dir
 
@@ -27,12 +27,11 @@ def load_published(path: Path | None = None) -> PublishedWork:
 def load_peaks(device_name: str, path: Path | None = None) -> Peaks | None:
     """Of the first entry whose ``device`` is how the device's name begins. None for a device that is not listed."""
     path = path or configs_dir() / "roofline.yaml"
-    data = _yaml(path)
     try:
-        entries = [Peaks.model_validate(entry) for entry in (data or {}).get("devices", [])]
-    except (ValidationError, AttributeError) as error:
-        raise UsageError(f"{path}: {first_error(error) if isinstance(error, ValidationError) else error}") from error
-    return next((entry for entry in entries if device_name.startswith(entry.device)), None)
+        known = KnownPeaks.model_validate(_yaml(path)).devices
+    except ValidationError as error:
+        raise UsageError(f"{path}: {first_error(error)}") from error
+    return next((entry for entry in known if device_name.startswith(entry.device)), None)
 
 
 def _yaml(path: Path) -> Any:

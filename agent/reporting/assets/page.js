@@ -36,7 +36,7 @@ class Explorer {
     this.choices = {};
     const controls = document.getElementById("controls");
     this.addChoice(controls, "mode", "Mode", data.modes.map((m) => [m, m]));
-    this.addChoice(controls, "reference", "Reference", data.references);
+    this.addChoice(controls, "reference", "Reference", data.references.map((title, index) => [String(index), title]));
     this.addChoice(controls, "slice", "One map for each", [["2", "K"], ["0", "M"], ["1", "N"]]);
   }
 
@@ -128,7 +128,7 @@ class Explorer {
       }
       traces.push({
         type: "heatmap", x: short, y: short, z, text, hovertext: hover, customdata: keys, texttemplate: "%{text}",
-        textfont: { size: 12, color: "black" }, hoverinfo: "text", hoverongaps: true, coloraxis: "coloraxis",
+        textfont: { size: 12 }, hoverinfo: "text", hoverongaps: true, coloraxis: "coloraxis",
         xaxis: "x" + suffix, yaxis: "y" + suffix, xgap: 1, ygap: 1,
       });
       const x0 = column * (wide + gapX), y0 = row === 0 ? high + gapY : 0;
@@ -168,7 +168,7 @@ class Explorer {
     }
     body.append(head);
     for (const mode of this.data.modes) {
-      for (const [reference, title] of this.data.references) {
+      for (const [reference, title] of this.data.references.entries()) {
         const row = this.rowOf(shape, mode, reference);
         const tr = make("tr");
         const cells = row ? [mode, title, shape.timings[mode].us, row[3], row[0], `${row[1]} … ${row[2]}`]

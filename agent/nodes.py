@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from agent.accounting import answer_payload, ended, exhausted, plus, tokens, trial_row, with_call_ids
 from agent.calls import Prepared, Ran, prepare, run
 from agent.deps import Deps
 from agent.errors import SessionError
@@ -30,7 +31,7 @@ from policy.base import PolicyRequest
 from policy.prompts import Exemplar, choose_exemplars, prompt
 from policy.reward import Reward, reward, smooth
 from policy.tool_schemas import EVALUATING, CallError, tool_schemas
-from tools.records import BaselineResult, Status, Step, ToolCall, Trajectory, Usage, content_hash
+from tools.records import BaselineResult, Status, Step, ToolCall, Usage, content_hash
 
 Update = dict[str, Any]
 
@@ -128,7 +129,7 @@ class SearchNodes:
                     rollout=rollout["number"],
                 )
             )
-            step = _with_call_ids(step, rollout["steps"])
+            step = with_call_ids(step, rollout["steps"])
             usage = trajectory.usage + (step.usage or Usage())
             steps = (*trajectory.steps, step)
             deps.put_trajectory(rollout["number"], trajectory.model_copy(update={"steps": steps, "usage": usage}))
@@ -145,7 +146,7 @@ class SearchNodes:
                 group.append(rollout)
                 continue
             step = deps.trajectory(rollout["number"]).steps[rollout["steps"]]
-            spent = _plus(spent, step.usage)
+            spent = plus(spent, step.usage)
             rollout = Rollout(**{**rollout, "steps": rollout["steps"] + 1, "turns": rollout["turns"] + 1})
             for index, tool_call in enumerate(step.tool_calls):
                 call, is_new = self._admit(rollout, index, tool_call, seen, spent)
@@ -191,7 +192,7 @@ class SearchNodes:
         if stored is None:
             deps.check_stop()
             ran = self._run(call, tool_call)
-            stored = json.dumps(_answer_payload(ran))
+            stored = json.dumps(answer_payload(ran))
             deps.store.put(answer_id, "answer", stored)
         payload = json.loads(stored)
         answer = Answer(
@@ -248,7 +249,7 @@ class SearchNodes:
         deps = self._deps
         answers = sorted(state["answers"], key=lambda a: (a["rollout"], a["index"]))
         spent = self._lapped(state["spent"])
-        stopped_by = state["stopped_by"] or _exhausted(spent, deps)
+        stopped_by = state["stopped_by"] or exhausted(spent, deps.settings.budget)
         trials = list(state["trials"])
         told = {(row["rollout"], row["key"]) for row in trials}
         group = []
@@ -257,12 +258,12 @@ class SearchNodes:
                 mine = [a for a in answers if a["rollout"] == rollout["number"]]
                 rollout = self._tell(rollout, mine, stopped_by)
                 for answer in mine:
-                    row = _trial_row(answer)
+                    row = trial_row(answer)
                     if row is not None and (row["rollout"], row["key"]) not in told:
                         told.add((row["rollout"], row["key"]))
                         trials.append(row)
             group.append(rollout)
-        deps.emit("told", evaluations=spent["evaluations"], usd=spent["usd"], tokens=_tokens(spent))
+        deps.emit("told", evaluations=spent["evaluations"], usd=spent["usd"], tokens=tokens(spent))
         return {
             "group": group,
             "trials": trials,
@@ -325,7 +326,7 @@ class SearchNodes:
         for rollout, own, relative in zip(state["group"], rewards, smoothed, strict=True):
             trajectory = deps.trajectory(rollout["number"])
             parts = {**own.parts, "group": relative} if own is not None and relative is not None else {}
-            deps.put_trajectory(rollout["number"], _ended(trajectory, rollout, own, parts))
+            deps.put_trajectory(rollout["number"], ended(trajectory, rollout, own, parts))
         done = state["round"] + 1
         left = evaluations_left(state, deps.settings.budget.evaluations)
         searched = done >= deps.settings.rounds or left < 1 or bool(state["stopped_by"])
@@ -362,75 +363,3 @@ class SearchNodes:
 
     def _lapped(self, spent: Spent) -> Spent:
         return Spent(**{**spent, "wall_s": spent["wall_s"] + self._deps.lap_s()})
-
-
-def _with_call_ids(step: Step, position: int) -> Step:
-    """Servers that name no call, or two calls alike, get names from us."""
-    ids = [call.call_id for call in step.tool_calls]
-    if all(ids) and len(set(ids)) == len(ids):
-        return step
-    calls = tuple(call.model_copy(update={"call_id": f"call-{position}-{i}"}) for i, call in enumerate(step.tool_calls))
-    return step.model_copy(update={"tool_calls": calls})
-
-
-def _answer_payload(ran: Ran) -> dict[str, Any]:
-    result = ran.result
-    return {
-        "text": ran.text,
-        "status": result.status.value if result else ("failed" if '"error"' in ran.text[:10] else "ok"),
-        "reason": result.reason.value if result and result.reason else None,
-        "ratio": ran.ratio,
-    }
-
-
-def _trial_row(answer: Answer) -> TrialRow | None:
-    """None for calls that evaluate nothing, and for those that were answered without being run."""
-    refused = answer["status"] == Status.FAILED and answer["reason"] is None
-    if answer["key"] is None or refused or not answer["tool"].startswith("evaluate"):
-        return None
-    return TrialRow(
-        rollout=answer["rollout"],
-        key=answer["key"],
-        status=answer["status"],
-        reason=answer["reason"],
-        ratio=answer["ratio"],
-    )
-
-
-def _exhausted(spent: Spent, deps: Deps) -> str:
-    budget = deps.settings.budget
-    if budget.wall_s is not None and spent["wall_s"] >= budget.wall_s:
-        return "wall_s"
-    if budget.tokens is not None and _tokens(spent) >= budget.tokens:
-        return "tokens"
-    if budget.usd is not None and spent["usd"] >= budget.usd:
-        return "usd"
-    return ""
-
-
-def _tokens(spent: Spent) -> int:
-    return spent["input_tokens"] + spent["output_tokens"]
-
-
-def _plus(spent: Spent, usage: Usage | None) -> Spent:
-    if usage is None:
-        return spent
-    return Spent(
-        evaluations=spent["evaluations"],
-        input_tokens=spent["input_tokens"] + usage.input_tokens,
-        output_tokens=spent["output_tokens"] + usage.output_tokens,
-        cached_tokens=spent["cached_tokens"] + usage.cached_tokens,
-        usd=spent["usd"] + usage.cost_usd,
-        wall_s=spent["wall_s"],
-    )
-
-
-def _ended(trajectory: Trajectory, rollout: Rollout, own: Reward | None, parts: dict[str, float]) -> Trajectory:
-    return trajectory.model_copy(
-        update={
-            "submitted_key": rollout["submitted"],
-            "reward": own.value if own else None,
-            "reward_parts": parts,
-            "ended_by": rollout["ended_by"] or "policy",
-        }
-    )

@@ -1,0 +1,83 @@
+"""What turns and calls cost and come to: pure helpers of agent/nodes.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent.calls import Ran
+from agent.config import BudgetSettings
+from agent.state import Answer, Rollout, Spent, TrialRow
+from policy.reward import Reward
+from tools.records import Status, Step, Trajectory, Usage
+
+
+def with_call_ids(step: Step, position: int) -> Step:
+    """Servers that name no call, or two calls alike, get names from us."""
+    ids = [call.call_id for call in step.tool_calls]
+    if all(ids) and len(set(ids)) == len(ids):
+        return step
+    calls = tuple(call.model_copy(update={"call_id": f"call-{position}-{i}"}) for i, call in enumerate(step.tool_calls))
+    return step.model_copy(update={"tool_calls": calls})
+
+
+def answer_payload(ran: Ran) -> dict[str, Any]:
+    result = ran.result
+    return {
+        "text": ran.text,
+        "status": result.status.value if result else ("failed" if '"error"' in ran.text[:10] else "ok"),
+        "reason": result.reason.value if result and result.reason else None,
+        "ratio": ran.ratio,
+    }
+
+
+def trial_row(answer: Answer) -> TrialRow | None:
+    """None for calls that evaluate nothing, and for those that were answered without being run."""
+    refused = answer["status"] == Status.FAILED and answer["reason"] is None
+    if answer["key"] is None or refused or not answer["tool"].startswith("evaluate"):
+        return None
+    return TrialRow(
+        rollout=answer["rollout"],
+        key=answer["key"],
+        status=answer["status"],
+        reason=answer["reason"],
+        ratio=answer["ratio"],
+    )
+
+
+def exhausted(spent: Spent, budget: BudgetSettings) -> str:
+    """Which budget is spent, if any; evaluations are counted call by call."""
+    if budget.wall_s is not None and spent["wall_s"] >= budget.wall_s:
+        return "wall_s"
+    if budget.tokens is not None and tokens(spent) >= budget.tokens:
+        return "tokens"
+    if budget.usd is not None and spent["usd"] >= budget.usd:
+        return "usd"
+    return ""
+
+
+def tokens(spent: Spent) -> int:
+    return spent["input_tokens"] + spent["output_tokens"]
+
+
+def plus(spent: Spent, usage: Usage | None) -> Spent:
+    if usage is None:
+        return spent
+    return Spent(
+        evaluations=spent["evaluations"],
+        input_tokens=spent["input_tokens"] + usage.input_tokens,
+        output_tokens=spent["output_tokens"] + usage.output_tokens,
+        cached_tokens=spent["cached_tokens"] + usage.cached_tokens,
+        usd=spent["usd"] + usage.cost_usd,
+        wall_s=spent["wall_s"],
+    )
+
+
+def ended(trajectory: Trajectory, rollout: Rollout, own: Reward | None, parts: dict[str, float]) -> Trajectory:
+    return trajectory.model_copy(
+        update={
+            "submitted_key": rollout["submitted"],
+            "reward": own.value if own else None,
+            "reward_parts": parts,
+            "ended_by": rollout["ended_by"] or "policy",
+        }
+    )

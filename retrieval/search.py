@@ -1,0 +1,173 @@
+"""Hybrid search: vectors, words and exact identifiers, fused by reciprocal rank; the declaration of a name wins."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from retrieval import layout
+from retrieval.arch import parse_arch
+from retrieval.errors import RetrievalError
+from retrieval.index import Index
+from retrieval.lexical import ChunkRow, SymbolRow
+from retrieval.passages import Passage, Ranking, SearchResult
+from retrieval.query import Question, parse
+
+MAX_K = 50
+CANDIDATES = 60  # per ranking
+RRF = 30  # reciprocal rank fusion: 1 / (RRF + rank)
+WEIGHTS = {"vectors": 1.0, "words": 1.0, "exact": 0.7}
+DECLARED, DECLARED_OTHER_CASE, ALIASED = 1.0, 0.5, 0.4  # above any sum of reciprocal ranks
+MAX_DECLARED = 3  # of the answers to a sentence; a bare identifier may fill them all
+ALIKE = 0.8  # Jaccard similarity of words, numbers left out, from which a passage repeats another
+PASSAGE_LINES = 80
+PASSAGE_CHARS = 6000
+
+
+def search_docs(query: str, arch: str | None = None, k: int = 5, *, folder: Path | None = None) -> list[Passage]:
+    """The tool for the policy: the best passages of the index in use, to be shown as quotations
+    (``retrieval.quoting``). Raises RetrievalError with one sentence that can be shown to the model."""
+    folder = folder or layout.default_folder()
+    generation = layout.current(folder)
+    return list(search(_opened(folder, generation), query, k=k, arch=arch).passages)
+
+
+@lru_cache(maxsize=2)
+def _opened(folder: Path, generation: Path | None) -> Index:
+    """Kept open between questions; a rebuild makes another generation and so another entry."""
+    return Index.open(folder)
+
+
+def search(
+    index: Index, query: str, *, k: int = 5, arch: str | None = None, ranking: Ranking = "hybrid"
+) -> SearchResult:
+    """Raises RetrievalError for an empty question, a bad ``k``, or an architecture that the index does not have."""
+    started = time.monotonic()
+    if not 1 <= k <= MAX_K:
+        raise RetrievalError(f"between 1 and {MAX_K} passages can be asked for, not {k}")
+    tag = _known_arch(index, arch)
+    question = parse(query)
+    scores: dict[int, float] = {}
+    if ranking != "lexical":
+        _fuse(scores, [number for number, _ in index.nearest(question.text, CANDIDATES, tag)], WEIGHTS["vectors"])
+    named: dict[int, list[SymbolRow]] = {}
+    hidden = 0
+    if ranking != "vectors":
+        _fuse(scores, index.reader.word_hits(question.words, CANDIDATES, tag), WEIGHTS["words"])
+        _fuse(scores, index.reader.exact_hits(question.identifiers, CANDIDATES, tag), WEIGHTS["exact"])
+        named, hidden = _declaring(index, question, tag, scores)
+    passages = _distinct(index, question, sorted(scores, key=lambda i: (-scores[i], i)), scores, named, k)
+    return SearchResult(
+        query=question.text,
+        arch=tag,
+        ranking=ranking,
+        passages=passages,
+        hidden=hidden,
+        elapsed_ms=(time.monotonic() - started) * 1e3,
+    )
+
+
+def _known_arch(index: Index, arch: str | None) -> str | None:
+    if not arch:
+        return None
+    try:
+        tag = parse_arch(arch)
+    except ValueError as error:
+        raise RetrievalError(str(error)) from error
+    if tag not in (known := index.reader.arches()):
+        raise RetrievalError(f"nothing in the index is written for {tag}; it knows {', '.join(known) or 'none'}")
+    return tag
+
+
+def _fuse(scores: dict[int, float], ranked: Sequence[int], weight: float) -> None:
+    for rank, number in enumerate(ranked, 1):
+        scores[number] = scores.get(number, 0.0) + weight / (RRF + rank)
+
+
+def _declaring(
+    index: Index, question: Question, tag: str | None, scores: dict[int, float]
+) -> tuple[dict[int, list[SymbolRow]], int]:
+    """Chunks that declare an asked-for name, lifted above all others, and how many the architecture filter hides."""
+    lifted: dict[int, float] = {}
+    named: dict[int, list[SymbolRow]] = {}
+    hidden: set[int] = set()
+    for identifier in question.identifiers:
+        found = index.reader.symbols(identifier)
+        worth = {id(s): DECLARED if s.name in identifier.split("::") else DECLARED_OTHER_CASE for s in found}
+        for target in dict.fromkeys(s.alias_of for s in found if s.alias_of and s.name in identifier.split("::")):
+            for symbol in index.reader.symbols(target):
+                worth[id(symbol)] = ALIASED
+                found.append(symbol)
+        for symbol in found:
+            if tag and symbol.arch and tag not in symbol.arch:
+                hidden.add(symbol.chunk)
+                continue
+            named.setdefault(symbol.chunk, []).append(symbol)
+            lifted[symbol.chunk] = max(lifted.get(symbol.chunk, 0.0), worth[id(symbol)])
+    best = sorted(lifted, key=lambda i: (-lifted[i] - scores.get(i, 0.0), i))
+    for number in best if question.bare else best[:MAX_DECLARED]:
+        scores[number] = scores.get(number, 0.0) + lifted[number]
+    return named, len(hidden - set(named))
+
+
+def _distinct(
+    index: Index,
+    question: Question,
+    ranked: Sequence[int],
+    scores: dict[int, float],
+    named: dict[int, list[SymbolRow]],
+    k: int,
+) -> tuple[Passage, ...]:
+    """The first ``k`` that do not repeat each other; those left out are cited by the one they repeat."""
+    rows = index.reader.chunks(ranked[: 8 * k])
+    chosen: list[tuple[Passage, frozenset[str]]] = []
+    for number in ranked[: 8 * k]:
+        if len(chosen) == k:
+            break
+        passage = _passage(index, rows[number], scores[number], named.get(number, ()))
+        words = _word_set(passage.text)
+        for at, (other, seen) in enumerate(chosen):
+            if passage.text == other.text or len(words & seen) >= ALIKE * len(words | seen):
+                merged = other.model_copy(update={"also_at": (*other.also_at, passage.citation)})
+                chosen[at] = (merged, seen)
+                break
+        else:
+            chosen.append((passage, words))
+    return tuple(passage for passage, _ in chosen)
+
+
+def _word_set(text: str) -> frozenset[str]:
+    return frozenset(re.sub(r"\d+", "#", word) for word in re.findall(r"\w+", text))
+
+
+def _passage(index: Index, row: ChunkRow, score: float, named: Iterable[SymbolRow]) -> Passage:
+    """The chunk's lines; of a group, or a chunk too long to show, those of the asked-for member."""
+    found = index.reader.document(row.document)
+    first, last, title, arch = row.first, row.last, row.title, row.arch
+    names = sorted(named, key=lambda s: (s.last - s.first, s.first))
+    asked = next(iter(names), None)
+    if asked is not None and (row.members > 1 or asked.first - row.first > PASSAGE_LINES // 2):
+        first, last, title, arch = asked.first, asked.last, asked.qualified, asked.arch or row.arch
+    last = min(last, first + PASSAGE_LINES - 1)
+    while last > first and len(found.document.text(first, last)) > PASSAGE_CHARS:
+        last -= 1
+    cited = found.document.cited(first, last)
+    return Passage(
+        citation=f"{found.document.path}:{cited[0]}-{cited[1]}",
+        path=found.document.path,
+        first_line=cited[0],
+        last_line=cited[1],
+        title=title,
+        kind=row.kind,
+        text=found.document.text(first, last)[:PASSAGE_CHARS],
+        arch=arch,
+        source=found.source.name,
+        version=found.source.version,
+        licence=found.licence,
+        score=round(score, 6),
+        matched=tuple(dict.fromkeys(s.name for s in names)),
+        stands_for=row.members,
+    )

@@ -241,7 +241,9 @@ def _begun(
             f"{out} holds a certificate of another run (other kernels, settings, device or software): "
             "give another --out"
         )
-    return before.model_copy(update={"wanted": len(candidates)})
+    # What could not be measured then is tried again.
+    kept = tuple(e for e in before.entries if e.status != "incomplete")
+    return before.model_copy(update={"wanted": len(candidates), "entries": kept})
 
 
 def software() -> dict[str, str]:

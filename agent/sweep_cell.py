@@ -40,7 +40,7 @@ from policy.base import Policy, PolicyError
 from policy.prompts import Templates, load_templates
 from tools.device import Device, DeviceBroken
 from tools.gate import device_scope
-from tools.records import DeviceInfo, Family, Task
+from tools.records import DeviceInfo, Family, Status, Task
 
 OpenDevice = Callable[[str], Device]
 MakePolicy = Callable[[Settings, Mapping[str, Family]], Policy]
@@ -176,6 +176,9 @@ def _run(cell: Cell, shop: Workshop, results: CellResults) -> CellResult:
             templates=shop.templates,
         )
         state, summary = drive(deps, cell.jobs)
+        lacking = [f["why"] for f in state["finalists"] if f["missed"] == Status.UNAVAILABLE]
+        if summary.best is None and lacking:  # a row would say that there is no kernel
+            raise SessionError(f"{lacking[0].rstrip('.')}; `agent doctor` says what to install")
         row = stamp.of_summary(summary, time.monotonic() - started)
         return CellResult(
             cell.cell_id,

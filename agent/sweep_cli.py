@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, UsageError
+from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, UsageError
 
 if TYPE_CHECKING:
     from agent.config import Settings
@@ -75,7 +75,11 @@ def sweep(
                 specs = expand_devices(specs)  # otherwise each worker does, on its own host
             tasks = _tasks(loaded, specs, grid, shapes, model, batch, records, limit, progress.note)
             place = _place(specs, workers, scheduler, scheduler_file)
-            exit_code = _run(loaded, tasks, place, db, csv_file, json_output, progress)
+            try:
+                exit_code = _run(loaded, tasks, place, db, csv_file, json_output, progress)
+            except KeyboardInterrupt:
+                progress.note("interrupted; nothing is lost: the same command goes on")
+                exit_code = EXIT_INTERRUPTED
         raise typer.Exit(exit_code)
 
 

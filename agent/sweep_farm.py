@@ -247,7 +247,7 @@ def _started(place: Place) -> Iterator[Client]:
 def _joined(place: Place) -> Iterator[Client]:
     import distributed
 
-    if place.scheduler_file is not None and not place.scheduler_file.is_file():
+    if place.scheduler_file is not None and not _appears(place.scheduler_file):
         raise SweepError(
             f"the scheduler file {place.scheduler_file} does not exist: start one with "
             f"`dask scheduler --scheduler-file {place.scheduler_file}`"
@@ -264,6 +264,14 @@ def _joined(place: Place) -> Iterator[Client]:
         ) from error
     with client:
         yield client
+
+
+def _appears(path: Path) -> bool:
+    """A scheduler that was started a moment ago writes its file soon."""
+    until = time.monotonic() + CONNECT_TIMEOUT_S
+    while not path.is_file() and time.monotonic() < until:
+        time.sleep(0.1)
+    return path.is_file()
 
 
 def _worker_name(index: int) -> str:

@@ -148,7 +148,9 @@ class Stamp:
             "cost_usd": summary.cost_usd,
         }
         if best is None:
-            return self.row("no_kernel", _why_none(summary), elapsed_s, **fields)
+            # Where a recording lacks the full gate, nobody knows whether there is a kernel.
+            status: CellStatus = "not_recorded" if summary.unrecorded_finalists else "no_kernel"
+            return self.row(status, _why_none(summary), elapsed_s, **fields)
         return self.row("won", "", elapsed_s, **fields, **_winner(best), best_per_layout=summary.best_per_layout)
 
 
@@ -164,14 +166,14 @@ def _winner(best: Entry) -> dict[str, Any]:
 
 
 def _why_none(summary: Summary) -> str:
+    if summary.unrecorded_finalists:
+        return "the full gate was not recorded of those that passed the screen"
     if summary.provisional is not None:
-        return f"best of the screen did not pass the gate: {summary.provisional.why}"
+        return f"the best of the screen did not pass the gate: {summary.provisional.why}"
     if summary.evaluations and summary.not_recorded == summary.evaluations:
         return "nothing that was proposed had been recorded"
     if not summary.evaluations:
         return "no family takes this shape"
-    if summary.unrecorded_finalists:
-        return "the full gate of none of those that passed the screen was recorded"
     return "no variant passed the screen"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,9 @@ class SweepPlugin(WorkerPlugin):
 
     def setup(self, worker: Any) -> None:
         self._spec = self._specs.get(str(worker.name), self._default_spec)
+        if self._specs and threading.current_thread() is threading.main_thread():
+            # Ctrl-C reaches the whole terminal group; local workers end when the driver says so.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def teardown(self, worker: Any) -> None:
         if self._shop is not None:

@@ -73,15 +73,15 @@ def run(sweep: Sweep, progress: Progress) -> Outcome:
     with ExitStack() as stack:
         stack.enter_context(_only_one(sweep.db))
         store = stack.enter_context(Store(sweep.db))
-        _keep(store, spool.leftovers())
+        keep(store, spool.leftovers())
         spool.create()
         progress.note(f"starting {_workers(sweep.place)}")
         farm = stack.enter_context(open_farm(sweep.place, spool, sweep.tools, name))
         hellos = farm.hellos()
-        info = _same_device(hellos)
+        info = same_device(hellos)
         progress.note(f"{len(hellos)} workers on {info.label}; the database is {sweep.db}")
         own_folder = [address for address, found in hellos.items() if not found.shares_spool]
-        _keep(store, farm.leftovers(own_folder))
+        keep(store, farm.leftovers(own_folder))
         outcome = Driver(sweep, store, spool, farm, info, progress).run(own_folder)
     if not outcome.unfinished:
         spool.remove()
@@ -212,13 +212,13 @@ class Driver:
         self._stored |= {entry[0] for entry in new} | {variant.key for variant in variants}
 
 
-def _keep(store: Store, entries: Sequence[Entry]) -> None:
+def keep(store: Store, entries: Sequence[Entry]) -> None:
     with store.batch():
         for key, kind, payload in entries:
             store.put(key, kind, payload)
 
 
-def _same_device(hellos: Mapping[str, Hello]) -> DeviceInfo:
+def same_device(hellos: Mapping[str, Hello]) -> DeviceInfo:
     """Raises SweepError unless every worker has the same device (model, driver, recording)."""
     for address, hello in hellos.items():
         if hello.error:

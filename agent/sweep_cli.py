@@ -185,9 +185,7 @@ def _place(specs: list[str], workers: int | None, scheduler: str | None, schedul
         raise UsageError("give --scheduler or --scheduler-file, not both")
     if scheduler is not None or scheduler_file is not None:
         if len(specs) > 1 or workers is not None:
-            raise UsageError(
-                "with a scheduler its workers decide how many there are: leave --workers and more devices out"
-            )
+            raise UsageError("a scheduler has its own workers: leave out --workers, and all devices but one")
         # Each worker sees its own GPU alone, so that it is number 0 of what it sees.
         return Place(scheduler=scheduler, scheduler_file=scheduler_file, default_spec=specs[0])
     if len(specs) == 1 and specs[0].startswith("replay:"):

@@ -148,8 +148,9 @@ class Stamp:
             "cost_usd": summary.cost_usd,
         }
         if best is None:
-            # Where a recording lacks the full gate, nobody knows whether there is a kernel.
-            status: CellStatus = "not_recorded" if summary.unrecorded_finalists else "no_kernel"
+            # Where a recording lacks the screen or the gate, nobody knows whether there is a kernel.
+            unknown = summary.unrecorded_finalists or (summary.not_recorded and not summary.passed)
+            status: CellStatus = "not_recorded" if unknown else "no_kernel"
             return self.row(status, _why_none(summary), elapsed_s, **fields)
         return self.row("won", "", elapsed_s, **fields, **_winner(best), best_per_layout=summary.best_per_layout)
 
@@ -170,8 +171,8 @@ def _why_none(summary: Summary) -> str:
         return "the full gate was not recorded of those that passed the screen"
     if summary.provisional is not None:
         return f"the best of the screen did not pass the gate: {summary.provisional.why}"
-    if summary.evaluations and summary.not_recorded == summary.evaluations:
-        return "nothing that was proposed had been recorded"
+    if summary.not_recorded and not summary.passed:
+        return f"{summary.not_recorded} of {summary.evaluations} proposals had not been recorded, and none passed"
     if not summary.evaluations:
         return "no family takes this shape"
     return "no variant passed the screen"

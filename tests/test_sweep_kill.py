@@ -69,7 +69,7 @@ def test_killed_ten_times_it_ends_with_the_same_table(tmp_path: Path) -> None:
     rng = random.Random(seed)
     log = tmp_path / "wild.log"
     wild = Options(str(tmp_path / "wild.sqlite"), str(log), calm.shapes, sleep_s=0.004)
-    victims = ["driver"] * 4 + ["worker"] * (KILLS - 4)
+    victims = ["driver"] * 3 + ["worker"] * (KILLS - 3)
     rng.shuffle(victims)
     killed: set[int] = set()  # processes that did not end by themselves
     process = start(wild)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.stats import paired_ratio, relative_iqr
+from tools.stats import paired_ratio, relative_iqr, strongest
 
 
 def test_ratio_is_of_medians_and_inside_its_interval() -> None:
@@ -39,3 +39,18 @@ def test_needs_paired_samples() -> None:
 
 def test_relative_iqr() -> None:
     assert relative_iqr(np.array([1.0, 2.0, 3.0, 4.0, 5.0])) == pytest.approx(2 / 3)
+
+
+def test_auto_tuned_is_never_slower_than_what_it_chose_among() -> None:
+    samples = {
+        "cublaslt_auto/nk": np.array([2.3, 2.2, 2.4]),
+        "cublaslt_heuristic/nk": np.array([2.1, 2.0, 9.0]),
+        "cublas/nk": np.array([2.5, 2.5, 2.5]),
+        "cublas/kn": np.array([1.0, 1.0, 1.0]),
+    }
+    assert strongest(samples, "cublaslt_auto", "nk") == "cublaslt_heuristic/nk"
+    assert strongest(samples, "cublas", "nk") == "cublas/nk"
+
+
+def test_auto_tuned_alone_stands_for_itself() -> None:
+    assert strongest({"cublaslt_auto/kn": np.array([2.0])}, "cublaslt_auto", "kn") == "cublaslt_auto/kn"

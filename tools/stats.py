@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,3 +69,14 @@ def relative_iqr(samples_us: NDArray[np.float64]) -> float:
     """(p75 - p25) / median."""
     q25, q50, q75 = np.percentile(samples_us, (25, 50, 75))
     return float((q75 - q25) / q50)
+
+
+def strongest(samples_us: Mapping[str, NDArray[np.float64]], reference: str, b_layout: str) -> str:
+    """The subject, ``<reference>/<layout>``, that stands for a reference in a run.
+
+    Auto-tuning picks by an earlier run, and among near equals by luck. cuBLASLt's first suggestion and cublasGemmEx are
+    candidates of the tuning too, so where they ran beside its pick and were faster, they are the pick.
+    """
+    names = [reference, "cublaslt_heuristic", "cublas"] if reference == "cublaslt_auto" else [reference]
+    present = [subject for subject in (f"{name}/{b_layout}" for name in names) if subject in samples_us]
+    return min(present, key=lambda subject: float(np.median(samples_us[subject])))

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import statistics
 import tempfile
 import time
 from collections import OrderedDict
@@ -46,7 +47,7 @@ from tools.records import (
     Variant,
     VerifyResult,
 )
-from tools.stats import paired_ratio, relative_iqr
+from tools.stats import paired_ratio, relative_iqr, strongest
 from tools.verdicts import Rejected
 
 MODULES_KEPT = 64
@@ -165,7 +166,7 @@ class Worker:
         now = datetime.now(UTC).isoformat(timespec="seconds")
         rows = []
         for name in names:
-            by_layout = {layout: samples.us[f"{name}/{layout}"] for layout in LAYOUTS}
+            by_layout = {layout: samples.us[strongest(samples.us, name, layout)] for layout in LAYOUTS}
             medians = {layout: _median(times) for layout, times in by_layout.items()}
             best = min(LAYOUTS, key=medians.__getitem__)
             for reference, layout in ((name, variant.b_layout), (f"{name}_max", best)):
@@ -217,7 +218,7 @@ class Worker:
             BaselineTime(
                 reference=name,
                 b_layout=layout,
-                time_us=_median(samples.us[f"{name}/{layout}"]),
+                time_us=_median(samples.us[strongest(samples.us, name, layout)]),
                 algorithm=references.describe(name, layout, mode),
             )
             for name, layout in keys
@@ -264,9 +265,7 @@ def _large(task: Task) -> bool:
 
 
 def _median(samples: Any) -> float:
-    ordered = sorted(float(s) for s in samples)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return float(statistics.median(samples))
 
 
 def _throttled(clocks: Clocks | None) -> bool:

@@ -144,9 +144,18 @@ def best_of(timing: TimingResult) -> tuple[BestOf, ...]:
 def write(path: Path, certificate: Certificate) -> Certificate:
     """Signed, whole or not at all. Raises UsageError."""
     signed = certificate.signed()
-    document = signed.model_dump(mode="json", exclude_none=True)
-    write_atomic(path, json.dumps(document, indent=1, ensure_ascii=True) + "\n")
+    write_atomic(path, _text(signed.model_dump(mode="json", exclude_none=True)))
     return signed
+
+
+def _text(document: dict[str, Any]) -> str:
+    """JSON with a line for each field and each kernel: a trace has hundreds of numbers, a diff is still readable."""
+    entries = ",\n".join(json.dumps(entry) for entry in document["entries"])
+    fields = [
+        f"{json.dumps(name)}: " + (f"[\n{entries}\n]" if name == "entries" else json.dumps(value))
+        for name, value in document.items()
+    ]
+    return "{\n" + ",\n".join(fields) + "\n}\n"
 
 
 def read(path: Path) -> Certificate:

@@ -83,7 +83,7 @@ class ClockLog:
             throttle_reasons=reasons,
         )
 
-    def trace(self, points: int = 400) -> ClockTrace | None:
+    def trace(self, points: int = 200) -> ClockTrace | None:
         """The readings since ``start``, thinned to at most so many, evenly in number; None without NVML. What happened
         between two kept readings is in ``summary``, which sees all."""
         if not self.readings or self._nvml is None:

@@ -99,7 +99,13 @@ class References:
             if layout not in self._ranking:
                 everyone: list[LtAlgorithm | None] = [*self._candidates[layout], None]
                 self._ranking[layout] = self._rank(layout, everyone, "offline", "screen", 1.5e-3)
-            best = self._ranking[layout][:RETIMED]
+            # What is fastest hot need not be so cold; a server round costs a millisecond a candidate, so there only the
+            # best are tried, with the two that other references stand for.
+            if mode == "rotating":
+                best = self._ranking[layout]
+            else:
+                favourites = [*self._ranking[layout][:RETIMED], self.heuristic(layout), None]
+                best = list(dict.fromkeys(favourites))
             self._tuned[layout, mode] = self._rank(layout, best, mode, "final", 5e-3)[0]
         return self._tuned[layout, mode]
 

@@ -23,7 +23,7 @@ imports: setup-dev
 	$(BIN)/lint-imports
 
 unit: setup-dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 setup: $(VENV)/.core
 setup-dev: $(VENV)/.dev

@@ -214,6 +214,8 @@ def test_death_is_noticed_at_once(child: Child) -> None:
     assert child.recv(30) is None
     assert time.monotonic() - started < 5
     assert not child.alive
+    while child.returncode is None and time.monotonic() - started < 5:  # its pipes close before it can be reaped
+        time.sleep(0.01)
     assert child.returncode == -9
     assert "last words" in child.stderr_tail()
     assert child.recv(30) is None

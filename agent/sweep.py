@@ -39,7 +39,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept. ``db`` is made if it does not exist."""
+    """What is swept. ``db`` is made if it does not exist; ``spool`` is the folder of its spool, if that is not beside it."""
 
     tasks: Sequence[Task]
     settings: Settings
@@ -47,6 +47,15 @@ class Sweep:
     place: Place
     tools: Tools
     jobs: int = 1
+    spool: Path | None = None
+
+    @property
+    def spool_path(self) -> Path:
+        """A folder of our own, since it is removed at the end."""
+        name = self.db.name + ".spool"
+        if self.spool is None:
+            return self.db.with_name(name)
+        return self.spool / f"{content_hash(str(self.db.absolute()))}-{name}"
 
 
 @dataclass
@@ -68,7 +77,7 @@ def run(sweep: Sweep, progress: Progress) -> Outcome:
 
     if not sweep.tasks:
         raise UsageError("the set of shapes is empty: there is nothing to sweep")
-    spool = Spool(sweep.db.with_name(sweep.db.name + ".spool"))
+    spool = Spool(sweep.spool_path)
     name = f"sweep-{content_hash(str(sweep.db.absolute()))}"
     with ExitStack() as stack:
         stack.enter_context(_only_one(sweep.db))

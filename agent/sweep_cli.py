@@ -47,6 +47,9 @@ def sweep(
     ] = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML with the sections of configs/.")] = None,
     db: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: <home>/sweep.sqlite.")] = None,
+    spool: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Workers' journals, on a disk all hosts see (default: by --db).")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many shapes.")] = None,
     csv_file: Annotated[
         Path | None, typer.Option("--csv", metavar="FILE", help="Write the table, a line a shape.")
@@ -76,7 +79,7 @@ def sweep(
             tasks = _tasks(loaded, specs, grid, shapes, model, batch, records, limit, progress.note)
             place = _place(specs, workers, scheduler, scheduler_file)
             try:
-                exit_code = _run(loaded, tasks, place, db, csv_file, json_output, progress)
+                exit_code = _run(loaded, tasks, place, db, spool, csv_file, json_output, progress)
             except KeyboardInterrupt:
                 progress.note("interrupted; nothing is lost: the same command goes on")
                 exit_code = EXIT_INTERRUPTED
@@ -84,8 +87,8 @@ def sweep(
 
 
 def _run(
-    loaded: Settings, tasks: list[Task], place: Place, db: Path | None, csv_file: Path | None, json_output: bool,
-    progress: Any,
+    loaded: Settings, tasks: list[Task], place: Place, db: Path | None, spool: Path | None, csv_file: Path | None,
+    json_output: bool, progress: Any,
 ) -> int:  # fmt: skip
     from agent.devices import open_device
     from agent.files import write_atomic
@@ -98,7 +101,7 @@ def _run(
     make_policy(loaded, load_families()).close()  # a missing key or model is found before a worker starts
     path = db or home_dir() / "sweep.sqlite"
     tools = Tools(open_device, load_families, make_policy)
-    outcome = run(Sweep(tasks, loaded, path, place, tools, _jobs(loaded, place)), progress)
+    outcome = run(Sweep(tasks, loaded, path, place, tools, _jobs(loaded, place), spool), progress)
     summary = summarise(
         outcome.rows,
         config_id=outcome.config_id,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -177,7 +176,7 @@ class Farm:
 def open_farm(place: Place, spool: Spool, tools: Tools, name: str) -> Iterator[Farm]:
     """Starts or joins the workers. Raises SweepError with one sentence."""
     with ExitStack() as stack:
-        client = stack.enter_context(_joined(place) if not place.specs else _started(place))
+        client = stack.enter_context(_joined(place) if not place.specs else _started(place, spool))
         specs = {_worker_name(i): _inner(spec) for i, spec in enumerate(place.specs)}
         plugin = SweepPlugin(name, spool.root.absolute(), tools, place.default_spec, specs)
         farm = Farm(client, name, place, spool)
@@ -204,14 +203,11 @@ def _unregister(client: Client, name: str, place: Place) -> None:
 
 
 @contextmanager
-def _started(place: Place) -> Iterator[Client]:
+def _started(place: Place, spool: Spool) -> Iterator[Client]:
     import dask
     import distributed
 
     with ExitStack() as stack:
-        scratch = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="hgemm-agent-sweep-", ignore_cleanup_errors=True)
-        )
         # A shape that ends worker after worker is given up by agent/sweep.py, not here: deaths of others count too.
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 5}))
         workers = {
@@ -221,7 +217,7 @@ def _started(place: Place) -> Iterator[Client]:
                     "nthreads": 1,
                     "resources": RESOURCES,
                     "memory_limit": 0,
-                    "local_directory": scratch,
+                    "local_directory": str(spool.root / "dask"),
                     "name": _worker_name(i),
                     "env": _environment(spec),
                     "silence_logs": logging.CRITICAL,
@@ -231,7 +227,8 @@ def _started(place: Place) -> Iterator[Client]:
             }
             for i, spec in enumerate(place.specs)
         }
-        scheduler = {"cls": distributed.Scheduler, "options": {"host": "127.0.0.1", "port": 0, "dashboard": False}}
+        local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
+        scheduler = {"cls": distributed.Scheduler, "options": {**local, "port": 0, "dashboard": False}}
         dask_api: Any = distributed
         try:
             cluster = stack.enter_context(

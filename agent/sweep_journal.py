@@ -5,6 +5,7 @@
            shared/lock-NN           held while one of these is measured, so that no two workers measure the same
            cells/<cell>/*.jsonl     results and policy turns of one unfinished shape
            cells/<cell>/lock        held by the worker that has the shape
+           dask/                    scratch folders of local workers
 
 A line is ``[key, kind, payload]``. Each file has one writer, so a line is whole or it is the last of a writer that
 was killed, and readers leave it out. A written line survives kill -9 of its writer (not a power cut). On hosts that

@@ -3,7 +3,7 @@
 #
 #   sbatch --nodes=4 scripts/sweep_slurm.sh --grid paper --evaluations 24 --db "$HOME/sweep.sqlite"
 #
-# The folder of --db must be seen by all hosts. SRUN and DEVICE replace srun and cuda:0 (docs/sweeps.md).
+# The folder of --db (or --spool) must be seen by all hosts. SRUN and DEVICE replace srun and cuda:0 (docs/sweeps.md).
 #SBATCH --job-name=sweep --ntasks-per-node=8 --gpus-per-task=1 --cpus-per-task=8
 set -euo pipefail
 

@@ -301,7 +301,7 @@ def test_the_slurm_script_runs_with_local_processes(tmp_path: Path, recording: P
         (commands / name).chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
     process = subprocess.Popen(
-        [str(ROOT / "scripts" / "sweep_slurm.sh"), "--records", "--evaluations", "40", "--db", "s.sqlite", "--json"],
+        [str(ROOT / "scripts" / "sweep_slurm.sh"), "--records", "--evaluations", "40", "--db", "s.sqlite", "--spool", ".", "--json"],
         env={**environment(), "PATH": path, "SRUN": "two", "DEVICE": f"replay:{recording}"},
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
@@ -313,3 +313,4 @@ def test_the_slurm_script_runs_with_local_processes(tmp_path: Path, recording: P
     assert process.returncode == 0, err
     assert json.loads(out)["shapes"] == 2
     assert not list(tmp_path.glob(".sweep-*")), "the script cleans up"
+    assert not list(tmp_path.glob("*.spool")) and (tmp_path / "s.sqlite").is_file()

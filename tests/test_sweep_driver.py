@@ -230,6 +230,16 @@ def test_leftovers_of_a_killed_sweep_reach_the_database(ground: Ground) -> None:
     assert stored_results(ground.store) == measured
 
 
+def test_a_spool_elsewhere_is_a_folder_of_its_own(tmp_path: Path) -> None:
+    """It is removed at the end, so it must never be the user's folder itself."""
+    tools = Tools(lambda spec: ScriptedDevice(), toy_families, search)
+    sweeps = [Sweep([], settings(), tmp_path / d / "s.sqlite", Place(), tools, spool=tmp_path) for d in ("a", "b")]
+    assert len({sweep.spool_path for sweep in sweeps}) == 2
+    assert all(sweep.spool_path.parent == tmp_path for sweep in sweeps)
+    beside = Sweep([], settings(), tmp_path / "s.sqlite", Place(), tools)
+    assert beside.spool_path == tmp_path / "s.sqlite.spool"
+
+
 def test_different_devices_do_not_mix() -> None:
     one, other = ScriptedDevice().info, ScriptedDevice(driver="2.0").info
     assert same_device({"a": Hello("h", True, one), "b": Hello("h", True, one)}) == one

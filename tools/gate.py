@@ -238,6 +238,15 @@ class Toolbox:
         question = [kind, variant.key if variant else None, task.task_id if task else None, *settings]
         return f"{self.scope}-{content_hash(question)}"
 
+    def stored(
+        self, record: type[R], kind: Kind, variant: Variant, task: Task | None = None, *settings: str
+    ) -> R | None:
+        """A result that is already known. Only looks; measures nothing."""
+        return self._stored(record, self.key(kind, variant, task, *settings))
+
+    def stored_sanitize(self, variant: Variant, task: Task) -> SanitizeResult | None:
+        return self._stored(SanitizeResult, self._sanitize_key(variant, sanitize_tasks(variant, task, self._families)))
+
     def _sanitize_key(self, variant: Variant, tasks: tuple[Task, ...]) -> str:
         return self.key("sanitize", variant, None, *(t.task_id for t in tasks))
 

@@ -39,7 +39,7 @@ POLL_S = 0.5
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept. ``db`` is made if it does not exist; ``spool`` is the folder of its spool, if that is not beside it."""
+    """What is swept. ``db`` is made if it does not exist; ``spool`` is where its spool lies, if not beside it."""
 
     tasks: Sequence[Task]
     settings: Settings
@@ -119,7 +119,7 @@ class Driver:
         tasks = {cell_id(self._scope, self._config, task): task for task in self._sweep.tasks}
         rows = {row.cell_id: row for row in stored_rows(self._store, self._config) if row.cell_id in tasks}
         for known in rows:
-            self._spool.forget(known)  # a driver that was killed between commit and here
+            self._spool.close(known)  # a driver that was killed between commit and here
         self._farm.forget(own_folder, list(rows))
         self._share_known(own_folder)
         self._outcome.resumed = len(rows)
@@ -152,6 +152,7 @@ class Driver:
         return self._outcome
 
     def _cell(self, identity: str, task: Task) -> Cell:
+        self._spool.reopen(identity)
         known = tuple(entry for entry in self._store.entries(self._scope, task.task_id))
         return Cell(identity, self._config, task, self._sweep.settings, self._scope, known, self._sweep.jobs)
 
@@ -179,8 +180,11 @@ class Driver:
         self._commit(result)
         if result.outcome == "done" and result.row is not None:
             self._broken[worker] = self._unavailable = 0
-            self._spool.forget(identity)
+            self._spool.close(identity)
             return result.row
+        if result.outcome == "gone":
+            self._again(identity, task, result.detail)
+            return None
         if result.outcome == "stop":
             raise SweepError(f"{result.detail}; nothing is lost: the same command goes on")
         if result.outcome == "unavailable":

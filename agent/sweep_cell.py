@@ -62,11 +62,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellResult:
-    """``done`` has a row. ``unavailable``: this machine lacks something for this shape. ``broken``: the device did not
-    answer. ``stop``: no shape can be done now (full disk, no key). What was measured comes back in every case."""
+    """``done`` has a row. ``gone``: the database has it already. ``unavailable``: this machine lacks something for this
+    shape. ``broken``: the device did not answer. ``stop``: no shape can be done now (full disk, no key). What was
+    measured comes back in every case."""
 
     cell_id: str
-    outcome: Literal["done", "unavailable", "broken", "stop"]
+    outcome: Literal["done", "gone", "unavailable", "broken", "stop"]
     detail: str = ""
     row: SweepRow | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -136,6 +137,8 @@ def run_cell(cell: Cell, shop: Workshop) -> CellResult:
     folder = shop.spool.cell(cell.cell_id)
     try:
         with locked(folder / "lock"):
+            if shop.spool.is_closed(cell.cell_id):
+                return CellResult(cell.cell_id, "gone", "the database holds it")
             results = CellResults(folder, shop.shared, cell.known)
             try:
                 return _run(cell, shop, results)

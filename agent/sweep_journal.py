@@ -5,6 +5,7 @@
            shared/lock-NN           held while one of these is measured, so that no two workers measure the same
            cells/<cell>/*.jsonl     results and policy turns of one unfinished shape
            cells/<cell>/lock        held by the worker that has the shape
+           cells/<cell>/closed      the database holds the shape: nothing to do
            dask/                    scratch folders of local workers
 
 A line is ``[key, kind, payload]``. Each file has one writer, so a line is whole or it is the last of a writer that
@@ -44,6 +45,7 @@ SHARED_KINDS = frozenset({"compile", "sanitize"})
 TURN = "turn"
 _LASTING = frozenset({Status.OK, Status.FAILED, Status.NOT_RECORDED})
 _STRIPES = 128
+_CLOSED = "closed"
 
 
 class SweepError(AgentError):
@@ -77,8 +79,29 @@ class Spool:
     def cell(self, cell_id: str) -> Path:
         return self.cells / cell_id
 
+    def close(self, cell_id: str) -> None:
+        """Once the database holds the cell: its journals go, and a mark stays for a worker that Dask has given the cell
+        again, because the one that did it died in the moment after. Without the lock, a worker has the cell already
+        and has read its journals: then they stay until the end of the sweep."""
+        folder = self.cell(cell_id)
+        if not folder.is_dir():
+            return
+        with contextlib.suppress(OSError), (folder / "lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (folder / _CLOSED).touch()
+            for path in folder.glob("*.jsonl"):
+                path.unlink()
+
+    def reopen(self, cell_id: str) -> None:
+        """The database does not hold the cell, whatever a mark says."""
+        (self.cell(cell_id) / _CLOSED).unlink(missing_ok=True)
+
+    def is_closed(self, cell_id: str) -> bool:
+        """To be asked under the cell's lock."""
+        return (self.cell(cell_id) / _CLOSED).exists()
+
     def forget(self, cell_id: str) -> None:
-        """Once the database holds the cell."""
+        """The cell's folder, while no worker can have the cell."""
         shutil.rmtree(self.cell(cell_id), ignore_errors=True)
 
     def leftovers(self) -> list[Entry]:

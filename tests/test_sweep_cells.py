@@ -205,6 +205,30 @@ def test_killed_at_any_measurement_it_goes_on_from_there(tmp_path: Path) -> None
         assert len(calls) == total + 1 and len(set(calls)) == total, "only the one that was cut off is repeated"
 
 
+def test_a_cell_that_comes_again_after_its_commit_is_not_measured_again(tmp_path: Path) -> None:
+    """Dask gives a cell to another worker if the one that did it dies before the driver has let go of the answer."""
+    bench = Bench(tmp_path)
+    cell = bench.cell(128, 128, 64)
+    assert run_cell(cell, bench.shop()).outcome == "done"
+    calls = len(bench.device.calls)
+    bench.spool.close(cell.cell_id)
+    assert run_cell(cell, bench.shop()).outcome == "gone" and len(bench.device.calls) == calls
+    assert [path.name for path in bench.spool.cell(cell.cell_id).glob("*.jsonl")] == []
+    bench.spool.reopen(cell.cell_id)
+    assert run_cell(cell, bench.shop()).outcome == "done", "a database that was deleted"
+
+
+def test_a_cell_that_a_worker_has_keeps_its_journals(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    cell = bench.cell(128, 128, 64)
+    run_cell(cell, bench.shop())
+    with locked(bench.spool.cell(cell.cell_id) / "lock"):
+        bench.spool.close(cell.cell_id)
+    assert not bench.spool.is_closed(cell.cell_id)
+    assert len(list(bench.spool.cell(cell.cell_id).glob("*.jsonl"))) == 1
+    bench.spool.close("a cell that no worker had")
+
+
 def test_the_database_knows_it_all(tmp_path: Path) -> None:
     bench = Bench(tmp_path / "a")
     first = run_cell(bench.cell(128, 128, 128), bench.shop())

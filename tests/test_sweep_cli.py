@@ -300,8 +300,9 @@ def test_the_slurm_script_runs_with_local_processes(tmp_path: Path, recording: P
         (commands / name).write_text(f"#!/usr/bin/env bash\n{text}")
         (commands / name).chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+    options = ("--records", "--evaluations", "40", "--db", "s.sqlite", "--spool", ".", "--json")
     process = subprocess.Popen(
-        [str(ROOT / "scripts" / "sweep_slurm.sh"), "--records", "--evaluations", "40", "--db", "s.sqlite", "--spool", ".", "--json"],
+        [str(ROOT / "scripts" / "sweep_slurm.sh"), *options],
         env={**environment(), "PATH": path, "SRUN": "two", "DEVICE": f"replay:{recording}"},
         cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip

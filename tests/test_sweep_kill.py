@@ -79,9 +79,9 @@ def test_killed_ten_times_it_ends_with_the_same_table(tmp_path: Path) -> None:
             time.sleep(0.001)
         assert process.poll() is None, f"it ended before it was killed: {process.communicate()[1]}"
         if victim == "driver":
-            killed |= {pid for pid, _ in calls_of(log)}  # its workers end with it
             os.kill(process.pid, signal.SIGKILL)
-            process.communicate()
+            process.communicate()  # until its workers, which hold the other end, have ended with it
+            killed |= {pid for pid, _ in calls_of(log)}
             process = start(wild)
         else:
             pid = next((pid for pid, _ in reversed(calls_of(log)) if pid not in killed), None)

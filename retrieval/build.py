@@ -19,6 +19,7 @@ from retrieval.cache import BuildCache
 from retrieval.chunking import cut, fingerprint, readable
 from retrieval.embedding import Embedder
 from retrieval.errors import RetrievalError
+from retrieval.index import Index
 from retrieval.layout import Manifest
 from retrieval.lexical import PassageWriter
 from retrieval.passages import Chunk, Document, Skipped, SourceInfo
@@ -102,21 +103,22 @@ def build(
 
 
 def _before(folder: Path, embedder: Embedder) -> Manifest | None:
-    generation = layout.current(folder)
-    if generation is None:
+    """What is there and whole; a damaged generation is built anew from the cache. Raises RetrievalError if it was made
+    with another embedder."""
+    try:
+        generation = layout.current(folder)
+        manifest = layout.read_manifest(generation) if generation else None
+    except RetrievalError:
         return None
-    manifest = layout.read_manifest(generation)
-    check_embedder(manifest, embedder, folder)
+    if manifest is None:
+        return None
+    layout.check_embedder(manifest, embedder, folder)
+    try:
+        with Index.open(folder, embedder) as index:
+            index.reader.check()
+    except RetrievalError:
+        return None
     return manifest
-
-
-def check_embedder(manifest: Manifest, embedder: Embedder, folder: Path) -> None:
-    """Raises RetrievalError if the index was made with another embedder."""
-    if (manifest.embedder, manifest.embedder_digest) != (embedder.name, embedder.digest):
-        raise RetrievalError(
-            f"the index {folder} was made with the embedder {manifest.embedder} ({manifest.embedder_digest}), whose "
-            f"vectors do not compare with those of {embedder.name} ({embedder.digest}): {layout.REBUILD}"
-        )
 
 
 def _sources(
@@ -192,7 +194,7 @@ def _vector_key(embedder: Embedder, chunk: Chunk) -> str:
 def _embed_missing(entries: Sequence[_Entry], cache: BuildCache, embedder: Embedder, progress: Progress) -> int:
     """Embeds texts that have no vector yet; those of one length go together, which wastes no padding."""
     known = cache.known_vectors()
-    wanted = {_vector_key(embedder, chunk): chunk.embed for entry in entries for chunk in entry.chunks}
+    wanted = {_vector_key(embedder, c): c.embed for entry in entries for c in entry.chunks if c.embed}
     missing = sorted((key for key in wanted if key not in known), key=lambda key: (len(wanted[key]), key))
     for at in range(0, len(missing), SLAB):
         progress("embedding", at, len(missing))
@@ -217,6 +219,7 @@ def _write(
     temporary.mkdir()
     infos = tuple(source.info for source in sources)
     total = sum(len(entry.chunks) for entry in entries)
+    with_vectors = sum(1 for entry in entries for chunk in entry.chunks if chunk.embed)
     manifest = Manifest(
         schema_version=layout.SCHEMA_VERSION,
         digest=digest,
@@ -226,6 +229,7 @@ def _write(
         built_at=datetime.now(UTC).isoformat(timespec="seconds"),
         documents=len(entries),
         chunks=total,
+        vectors=with_vectors,
         symbols=sum(len(chunk.symbols) for entry in entries for chunk in entry.chunks),
         sources=infos,
         skipped=tuple(skipped),
@@ -236,15 +240,15 @@ def _write(
     ids: list[int] = []
     for number, entry in enumerate(entries):
         ids += writer.add_document(number, entry.source, entry.licence, entry.document, entry.chunks)
-        progress("writing", len(ids), 2 * total)
+        progress("writing", len(ids), total + with_vectors)
     writer.finish({"digest": digest})
-    vectors = VectorIndex.create(temporary / layout.CHROMA, total, embedder.name)
+    vectors = VectorIndex.create(temporary / layout.CHROMA, with_vectors, embedder.name)
     written = 0
-    for batch in _batches(list(zip(ids, _described(entries, infos, embedder), strict=True))):
+    for batch in _batches([row for row in zip(ids, _described(entries, infos, embedder), strict=True) if row[1][0]]):
         keys = [key for _, (key, _) in batch]
         vectors.add([i for i, _ in batch], cache.vectors(keys, embedder.dims), [about for _, (_, about) in batch])
         written += len(batch)
-        progress("writing", total + written, 2 * total)
+        progress("writing", total + written, total + with_vectors)
     vectors.close()
     manifest = manifest.model_copy(update={"hnsw": layout.graph_hashes(temporary)})
     layout.write_atomic(temporary / layout.MANIFEST, manifest.to_json())
@@ -255,7 +259,7 @@ def _write(
 def _described(
     entries: Sequence[_Entry], infos: Sequence[SourceInfo], embedder: Embedder
 ) -> Iterator[tuple[str, dict[str, str | int | bool]]]:
-    """For every chunk the key of its vector, and what Chroma keeps beside it."""
+    """For every chunk the key of its vector (empty: none), and what Chroma keeps beside it."""
     for entry in entries:
         info = infos[entry.source]
         for chunk in entry.chunks:
@@ -269,7 +273,7 @@ def _described(
                 "source": info.name,
                 "version": info.version,
             }
-            yield _vector_key(embedder, chunk), about | arch_metadata(chunk.arch)
+            yield _vector_key(embedder, chunk) if chunk.embed else "", about | arch_metadata(chunk.arch)
 
 
 def _batches(items: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
@@ -286,7 +290,7 @@ def _report(folder: Path, manifest: Manifest, cuts: int, new: int, up_to_date: b
         chunks=manifest.chunks,
         symbols=manifest.symbols,
         vectors_new=new,
-        vectors_kept=manifest.chunks - new,
+        vectors_kept=manifest.vectors - new,
         sources=manifest.sources,
         skipped=manifest.skipped,
         elapsed_s=time.monotonic() - started,

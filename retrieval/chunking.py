@@ -34,7 +34,7 @@ def fingerprint() -> str:
 
 def to_plain(chunk: Chunk) -> list[object]:
     """For JSON; ``from_plain`` is the inverse."""
-    symbols = [[s.name, s.qualified, s.first, s.last, s.alias_of, s.arch] for s in chunk.symbols]
+    symbols = [[s.name, s.qualified, s.first, s.last, s.alias_of, s.arch, s.member] for s in chunk.symbols]
     return [chunk.kind, chunk.title, chunk.first, chunk.last, chunk.embed, chunk.arch, symbols, chunk.more]
 
 
@@ -47,6 +47,6 @@ def from_plain(plain: list[object]) -> Chunk:
         int(last),  # type: ignore[call-overload]
         str(embed),
         tuple(tags),  # type: ignore[arg-type]
-        tuple(Symbol(s[0], s[1], s[2], s[3], s[4], tuple(s[5])) for s in symbols),  # type: ignore[attr-defined]
+        tuple(Symbol(s[0], s[1], s[2], s[3], s[4], tuple(s[5]), s[6]) for s in symbols),  # type: ignore[attr-defined]
         tuple((a, b) for a, b in more),  # type: ignore[attr-defined]
     )

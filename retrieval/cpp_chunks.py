@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from retrieval.arch import in_name, in_ptx, ordered
 from retrieval.cpp_scan import Declaration, mask, name_of, scan
@@ -19,19 +19,22 @@ from retrieval.tokens import spaced
 
 LEAF_LINES = 90  # a declaration up to this long stays whole
 PACK_LINES = 40  # small neighbours are put together up to this
-HEAD_LINES = 60  # of a large class: what precedes its first large member
+HEAD_LINES = 45  # of a large class: what precedes its first large member
+SMALL_MEMBER = 12  # lines; a function up to this long stays in the head
 WINDOW_LINES = 110  # pieces of a long body
 GROUP_MIN = 3
 ALIKE = 0.72  # Jaccard similarity of two members' words, numbers left out
 EMBED_CHARS = 520  # about 130 word pieces: the model was trained on 128
+BODY_CHARS = 160  # of what stands inside, comments and code each
+DOCUMENTED_WORDS = 4  # of a comment that says something
 FILE_WORDS = 12  # a shorter comment at the head of a file says nothing of its own
 
 _COMMENT = re.compile(
     r"//[/!<]*|/\*[*!]*|\*/|^\s*\*(?!/)|\\(?:file|brief|param|tparam|return)\b|[=\-*/~]{4,}", re.MULTILINE
 )
 _NUMBERS = re.compile(r"\d+(?:x\d+)*")
+COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIMS = re.compile(r"\d+(?:x\d+)+|(?<![A-Za-z])\d+")
-_COMMENTS = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,7 @@ class _File:
         for line in document.lines:
             self._starts.append(self._starts[-1] + len(line) + 1)
         self.path_arch = in_name(document.path)
+        self.classes: set[tuple[str, ...]] = set()  # scopes that are classes
 
     def line(self, offset: int) -> int:
         return bisect_right(self._starts, min(offset, len(self.text)))
@@ -86,7 +90,7 @@ def _file_comment(file: _File, units: Sequence[_Unit]) -> Iterator[Chunk]:
     """What a file says about itself before its first declaration; a licence is left out."""
     stop = units[0].first - 1 if units else len(file.document.lines)
     end = file.offset(stop + 1) if stop < len(file.document.lines) else len(file.text)
-    comments = [c for c in _COMMENTS.finditer(file.text, 0, end) if not _is_licence(c[0])]
+    comments = [c for c in COMMENTS.finditer(file.text, 0, end) if not _is_licence(c[0])]
     said = " ".join(_plain(c[0]) for c in comments)
     if len(re.findall(r"[A-Za-z]{2,}", said)) < FILE_WORDS:
         return
@@ -106,7 +110,7 @@ def _level(file: _File, units: list[_Unit]) -> Iterator[Chunk]:
         yield _group(file, members)
     packed: list[_Unit] = []
     for unit in rest:
-        if packed and not _goes_with(packed, unit):
+        if packed and not _goes_with(file, packed, unit):
             yield _leaf(file, packed)
             packed = []
         if unit.lines > LEAF_LINES:
@@ -120,11 +124,20 @@ def _level(file: _File, units: list[_Unit]) -> Iterator[Chunk]:
         yield _leaf(file, packed)
 
 
-def _goes_with(packed: Sequence[_Unit], unit: _Unit) -> bool:
+def _goes_with(file: _File, packed: Sequence[_Unit], unit: _Unit) -> bool:
+    """Small neighbours share a chunk, except that a documented function or type of a namespace begins its own."""
     if unit.last - packed[0].first >= PACK_LINES:
         return False
     ours, theirs = packed[0].declaration, unit.declaration
-    return ours.scope == theirs.scope or unit.lines < 6
+    if ours.scope != theirs.scope and unit.lines >= 6:
+        return False
+    stands_alone = theirs.kind in ("function", "type") and theirs.scope not in file.classes
+    return not (stands_alone and theirs.name != ours.name and _documented(file, unit))
+
+
+def _documented(file: _File, unit: _Unit) -> bool:
+    comment = _plain(file.text[unit.declaration.begin : unit.declaration.code])
+    return len(re.findall(r"[A-Za-z]{2,}", comment)) >= DOCUMENTED_WORDS
 
 
 def _groups(file: _File, units: Sequence[_Unit]) -> tuple[list[list[_Unit]], list[_Unit]]:
@@ -181,11 +194,18 @@ def _group(file: _File, members: Sequence[_Unit]) -> Chunk:
 
 
 def _leaf(file: _File, units: Sequence[_Unit]) -> Chunk:
-    names = list(dict.fromkeys(unit.declaration.qualified for unit in units))
+    named = [unit for unit in units if unit.declaration.kind != "other"] or units
+    names = list(dict.fromkeys(unit.declaration.qualified for unit in named))
     title = names[0] if len(names) == 1 else ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
     symbols = tuple(s for unit in units for s in _symbols(file, unit))
     first, last = units[0].first, units[-1].last
-    return Chunk("declaration", title, first, last, _embed(file, units, title), _arch(file, units), symbols)
+    said = _embed(file, units, title) if _means_something(file, units) else ""
+    return Chunk("declaration", title, first, last, said, _arch(file, units), symbols)
+
+
+def _means_something(file: _File, units: Sequence[_Unit]) -> bool:
+    """Members without a comment have no vector: there are thousands of ``load(Fragment &)``, found by name."""
+    return units[0].declaration.scope not in file.classes or any(_documented(file, unit) for unit in units)
 
 
 def _large(file: _File, unit: _Unit) -> Iterator[Chunk]:
@@ -195,6 +215,7 @@ def _large(file: _File, unit: _Unit) -> Iterator[Chunk]:
         members = file.units(scan(file.text, file.masked, declared.body, declared.end - 1, scope))
         members = [m for m in members if m.last <= unit.last and m.lines < unit.lines]
         if len(members) > 1:
+            file.classes.add(scope)
             yield from _class(file, unit, members)
             return
     yield from _windows(file, unit)
@@ -204,7 +225,8 @@ def _class(file: _File, unit: _Unit, members: list[_Unit]) -> Iterator[Chunk]:
     """The head with the small members that come first, then the rest as a scope of its own."""
     kept, last = 0, file.line(unit.declaration.body or unit.declaration.end)
     for member in members:
-        if member.last - unit.first >= HEAD_LINES or member.declaration.kind == "function":
+        large = member.lines > (SMALL_MEMBER if member.declaration.kind == "function" else HEAD_LINES)
+        if member.last - unit.first >= HEAD_LINES or large:
             break
         kept, last = kept + 1, member.last
     own = Symbol(unit.declaration.name, unit.declaration.qualified, unit.first, max(last, unit.first))
@@ -215,11 +237,7 @@ def _class(file: _File, unit: _Unit, members: list[_Unit]) -> Iterator[Chunk]:
     )
     yield head
     for chunk in _level(file, members[kept:]):
-        yield chunk if chunk.arch else _with_arch(chunk, arch)
-
-
-def _with_arch(chunk: Chunk, arch: tuple[str, ...]) -> Chunk:
-    return Chunk(chunk.kind, chunk.title, chunk.first, chunk.last, chunk.embed, arch, chunk.symbols, chunk.more)
+        yield chunk if chunk.arch else replace(chunk, arch=arch)
 
 
 def _windows(file: _File, unit: _Unit) -> Iterator[Chunk]:
@@ -239,8 +257,10 @@ def _windows(file: _File, unit: _Unit) -> Iterator[Chunk]:
         symbols = (
             (Symbol(declared.name, declared.qualified, first, min(last, first + LEAF_LINES)),) if not number else ()
         )
-        said = _embed_text(file, declared.qualified, file.slice(first, min(last, first + WINDOW_LINES)))
         kind = "declaration" if not number else "body"
+        said = (
+            "" if number else _embed_text(file, declared.qualified, file.slice(first, min(last, first + WINDOW_LINES)))
+        )
         yield Chunk(kind, declared.qualified, first, last, said, arch, symbols)  # type: ignore[arg-type]
 
 
@@ -259,16 +279,21 @@ def _pieces(file: _File, first: int, last: int) -> Iterator[tuple[int, int]]:
 def _symbols(file: _File, unit: _Unit) -> Iterator[Symbol]:
     """The unit's own name, a specialisation's argument, and what a small class declares inside."""
     declared = unit.declaration
-    if declared.kind == "other":
-        return
     arch = _own_arch(file, unit)
-    yield Symbol(declared.name, declared.qualified, unit.first, unit.last, declared.alias_of, arch)
+    if declared.kind != "other" and not _constructs(declared):
+        member = declared.scope in file.classes
+        yield Symbol(declared.name, declared.qualified, unit.first, unit.last, declared.alias_of, arch, member)
     if declared.kind == "type" and declared.body is not None and unit.lines <= LEAF_LINES:
         scope = (*declared.scope, declared.name)
         for inner in file.units(scan(file.text, file.masked, declared.body, declared.end - 1, scope)):
-            if inner.declaration.kind in ("type", "function", "alias") and inner.last <= unit.last:
-                d = inner.declaration
-                yield Symbol(d.name, d.qualified, inner.first, inner.last, None, arch)
+            d = inner.declaration
+            if d.kind in ("type", "function", "alias") and inner.last <= unit.last and not _constructs(d):
+                yield Symbol(d.name, d.qualified, inner.first, inner.last, None, arch, member=True)
+
+
+def _constructs(declared: Declaration) -> bool:
+    """Constructors and destructors: who asks for the name wants the class."""
+    return bool(declared.scope) and declared.name.strip("~") == declared.scope[-1].split("<")[0]
 
 
 def _own_arch(file: _File, unit: _Unit) -> tuple[str, ...]:
@@ -292,12 +317,15 @@ def _embed(file: _File, units: Sequence[_Unit], title: str, extra: str = "") -> 
     """Path, names, what the comments say, then the signatures: the meaning first, because only the beginning fits."""
     said = " ".join(_plain(file.text[u.declaration.begin : u.declaration.code]) for u in units)
     heads = " ".join(u.declaration.head for u in units)
-    return _compose(file, title, f"{extra} {said}", heads)
+    bodies = " ".join(file.text[u.declaration.body : u.declaration.end] for u in units if u.declaration.body)
+    inside = " ".join(_plain(c[0]) for c in COMMENTS.finditer(bodies[:6000]))
+    code = COMMENTS.sub(" ", bodies[:3000])
+    return _compose(file, title, f"{extra} {said}", f"{heads} {inside[:BODY_CHARS]} {_squeezed(code)[:BODY_CHARS]}")
 
 
 def _embed_text(file: _File, title: str, text: str) -> str:
-    comments = " ".join(_plain(c[0]) for c in _COMMENTS.finditer(text))
-    return _compose(file, title, comments, _COMMENTS.sub(" ", text))
+    comments = " ".join(_plain(c[0]) for c in COMMENTS.finditer(text))
+    return _compose(file, title, comments, COMMENTS.sub(" ", text))
 
 
 def _compose(file: _File, title: str, said: str, code: str) -> str:

@@ -28,7 +28,7 @@ _BARE_MACROS = re.compile(r"\s*(?:[A-Z_][A-Z0-9_]{3,}(?:\([^()\n]*\))?[ \t]*(?:\
 _TYPE = re.compile(
     r"\b(?P<word>class|struct|union|enum)\s+(?:class\s+|struct\s+)?(?:\[\[.*?\]\]\s*)?"
     r"(?:(?:alignas|__align__|CUTE_ALIGNAS|CUTLASS_ALIGNAS|__attribute__)\s*\(.*?\)+\s*)?"
-    r"(?:[A-Z_]+_API\s+)?(?P<name>[A-Za-z_][\w:]*)"
+    r"(?:[A-Z_]+_API\s+)?(?P<name>[A-Za-z_]\w*(?:::\w+)*)"
 )
 _USING = re.compile(r"\busing\s+(?P<name>\w+)\s*(?:\[\[.*?\]\]\s*)?=(?P<target>.*)", re.DOTALL)
 _CONCEPT = re.compile(r"\bconcept\s+(?P<name>\w+)\s*=")
@@ -100,7 +100,9 @@ class _Scanner:
         self._branches: list[list[str | None]] = []
         self._start = begin  # where the statement being read began
         self._last = begin  # where the last finished one ended
+        self._lead: int | None = None  # where its comments are attached, if not at its own beginning
         self._body: int | None = None
+        self._guard: str | None = None  # the name that the last #ifndef asked for
 
     def run(self) -> Iterator[Declaration]:
         for token in _TOKEN.finditer(self._masked, self._start, self._limit):
@@ -122,11 +124,13 @@ class _Scanner:
     def _directive(self, word: str, token: re.Match[str]) -> Declaration | None:
         if word in ("if", "ifdef", "ifndef"):
             self._branches.append(list(self._stack))
+            self._guard = token[0].split()[-1] if word == "ifndef" else None
         elif word in ("else", "elif") and self._branches:
             self._restore(self._branches[-1])
         elif word == "endif" and self._branches:
             self._branches.pop()
-        if self._opaque or self._masked[self._start : token.start()].strip():
+        pending = self._masked[self._start : token.start()]
+        if self._opaque or (pending.strip() and not _BARE_MACROS.fullmatch(pending)):
             return None
         if word != "define":
             self._start = token.end()
@@ -134,7 +138,8 @@ class _Scanner:
         found = re.match(r"[ \t]*#[ \t]*define[ \t]+(\w+)(.*)", token[0], re.DOTALL)
         begin = self._comment_before(token.start())
         self._start = self._last = token.end()
-        if found is None or not found[2].strip():
+        guard, self._guard = self._guard, None
+        if found is None or (not found[2].strip() and found[1] == guard):
             return None  # an include guard
         head = token[0].split("\n", 1)[0]
         return Declaration(found[1], "macro", (), begin, token.start(), None, token.end(), head)
@@ -187,17 +192,18 @@ class _Scanner:
         while (label := _ACCESS.match(head)) is not None:
             start += label.end()
             head = head[label.end() :]
-        if "is_not_supported_before" in head and body is None:
-            return None  # libcu++: belongs to the function that follows
         self._start, self._body = end, None
+        if "is_not_supported_before" in head and body is None:
+            self._lead = self._lead or start  # libcu++: belongs to the function that follows
+            return None
         stripped = head.lstrip()
         code = start + len(head) - len(stripped)
         if (macros := _BARE_MACROS.match(stripped)) and macros.end() < len(stripped):
             stripped = stripped[macros.end() :]  # CUTLASS_DEVICE alone on its line
-        if len(stripped.strip(" \t\n;")) < 2:
+        if not _says_something(stripped):
             return None
-        begin = self._comment_before(code)
-        self._last = end
+        begin = self._comment_before(code if self._lead is None else self._lead)
+        self._last, self._lead = end, None
         name, kind = name_of(stripped)
         names = tuple(part for space in self._stack if space for part in space.replace(" ", "").split("::"))
         return Declaration(name, kind, (*self._outer, *names), begin, code, body, end, stripped)
@@ -215,6 +221,14 @@ class _Scanner:
                 break
             begin = above
         return _without_licence(self._text, self._masked, begin, code)
+
+
+def _says_something(head: str) -> bool:
+    """Not only a semicolon, macros and directives, or a ``using namespace``."""
+    if re.match(r"using\s+namespace\b", head) or _BARE_MACROS.fullmatch(head):
+        return False
+    code = re.sub(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", "", head, flags=re.MULTILINE)
+    return len(code.strip(" \t\n;")) > 1 and not _BARE_MACROS.fullmatch(code)
 
 
 def _may_be_between(line: str) -> bool:
@@ -249,6 +263,8 @@ def name_of(head: str) -> tuple[str, Kind]:
     if (found := _USING.search(bare)) or (found := _CONCEPT.search(bare)):
         return found["name"], "alias"
     if re.match(r"\s*typedef\b", bare) and (found := _TYPEDEF.search(bare)):
+        return found["name"], "alias"
+    if found := re.match(r"\s*using\s+(?:typename\s+)?[\w:]*?::(?P<name>\w+)\s*;?\s*$", bare):
         return found["name"], "alias"
     if re.match(r"\s*(?:using|friend|static_assert|extern\s+template)\b", bare):
         return _first_word(bare), "other"

@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Self
 
 from retrieval import layout
-from retrieval.build import check_embedder
 from retrieval.embedding import Embedder, Vectors, make_embedder
 from retrieval.errors import RetrievalError
 from retrieval.layout import Manifest
@@ -44,21 +43,21 @@ class Index:
             raise RetrievalError(f"there is no documentation index in {folder}: run `agent index build`")
         manifest = layout.read_manifest(generation)
         embedder = embedder or make_embedder(manifest.embedder)
-        check_embedder(manifest, embedder, folder)
+        layout.check_embedder(manifest, embedder, folder)
         layout.check_graph(generation, manifest)
         reader = PassageReader(generation / layout.PASSAGES)
         if reader.meta.get("digest") != manifest.digest:
-            raise RetrievalError(f"the index {folder} is damaged, its parts do not belong together: {layout.REBUILD}")
+            raise RetrievalError(f"the index {folder} is damaged, its parts do not belong together: {layout.REPAIR}")
         vectors = VectorIndex.open(generation / layout.CHROMA, manifest.embedder)
-        if vectors.count() != manifest.chunks:
-            raise RetrievalError(f"the index {folder} is damaged, vectors are missing: {layout.REBUILD}")
+        if vectors.count() != manifest.vectors:
+            raise RetrievalError(f"the index {folder} is damaged, vectors are missing: {layout.REPAIR}")
         index = cls(manifest, reader, vectors, embedder)
         index.nearest("warm up", 1, None)
         return index
 
     def nearest(self, text: str, limit: int, arch: str | None) -> list[tuple[int, float]]:
         vector: Vectors = self.embedder.embed_query(text)
-        return self.vectors.nearest(vector, min(limit, self.manifest.chunks), arch)
+        return self.vectors.nearest(vector, min(limit, self.manifest.vectors), arch)
 
     def close(self) -> None:
         self.reader.close()

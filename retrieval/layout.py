@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from retrieval.embedding import Embedder
 from retrieval.errors import RetrievalError
 from retrieval.passages import Skipped, SourceInfo
 from tools.paths import home_dir
@@ -35,6 +36,7 @@ PASSAGES = "passages.sqlite"
 CHROMA = "chroma"
 CACHE = "cache.sqlite"
 ADDED = "added.json"
+REPAIR = "run `agent index build`"  # chunks and vectors are kept apart, so this takes a minute
 REBUILD = "run `agent index build --rebuild`"
 
 
@@ -50,6 +52,7 @@ class Manifest(Record):
     built_at: str
     documents: int
     chunks: int
+    vectors: int
     symbols: int
     sources: tuple[SourceInfo, ...]
     skipped: tuple[Skipped, ...] = ()
@@ -67,10 +70,10 @@ def current(folder: Path) -> Path | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise RetrievalError(f"{folder / CURRENT} cannot be read: {REBUILD}") from error
+        raise RetrievalError(f"{folder / CURRENT} cannot be read: {REPAIR}") from error
     generation = folder / name
     if not name.startswith("gen-") or "/" in name or not generation.is_dir():
-        raise RetrievalError(f"the index {folder} is damaged, its generation '{name[:40]}' is missing: {REBUILD}")
+        raise RetrievalError(f"the index {folder} is damaged, its generation '{name[:40]}' is missing: {REPAIR}")
     return generation
 
 
@@ -81,19 +84,28 @@ def read_manifest(generation: Path) -> Manifest:
         version = json.loads(text).get("schema_version")
         if version != SCHEMA_VERSION:
             raise RetrievalError(
-                f"the index {generation.parent} was built by another version of this program: {REBUILD}"
+                f"the index {generation.parent} was built by another version of this program: {REPAIR}"
             )
         return Manifest.from_json(text)
     except (OSError, ValueError, AttributeError, ValidationError) as error:
         raise RetrievalError(
-            f"the index {generation.parent} is damaged, {path.name} cannot be read: {REBUILD}"
+            f"the index {generation.parent} is damaged, {path.name} cannot be read: {REPAIR}"
         ) from error
+
+
+def check_embedder(manifest: Manifest, embedder: Embedder, folder: Path) -> None:
+    """Raises RetrievalError if the index was made with another embedder."""
+    if (manifest.embedder, manifest.embedder_digest) != (embedder.name, embedder.digest):
+        raise RetrievalError(
+            f"the index {folder} was made with the embedder {manifest.embedder} ({manifest.embedder_digest}), whose "
+            f"vectors do not compare with those of {embedder.name} ({embedder.digest}): {REBUILD}"
+        )
 
 
 def check_graph(generation: Path, manifest: Manifest) -> None:
     """Raises RetrievalError if a file of the neighbour graph is not as it was written."""
     if graph_hashes(generation) != manifest.hnsw:
-        raise RetrievalError(f"the index {generation.parent} is damaged, its vector files have changed: {REBUILD}")
+        raise RetrievalError(f"the index {generation.parent} is damaged, its vector files have changed: {REPAIR}")
 
 
 def graph_hashes(generation: Path) -> dict[str, str]:

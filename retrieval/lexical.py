@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from retrieval.cpp_chunks import COMMENTS
 from retrieval.errors import RetrievalError
 from retrieval.passages import Chunk, ChunkKind, Document, SourceInfo
 from retrieval.tokens import chains, spaced
@@ -28,15 +29,15 @@ SCHEMA = (
     "CREATE TABLE chunks (id INTEGER PRIMARY KEY, document INTEGER NOT NULL, kind TEXT NOT NULL, title TEXT NOT NULL, "
     "first INTEGER NOT NULL, last INTEGER NOT NULL, arch TEXT NOT NULL, members INTEGER NOT NULL)",
     "CREATE TABLE symbols (lowered TEXT NOT NULL, name TEXT NOT NULL, qualified TEXT NOT NULL, chunk INTEGER NOT NULL, "
-    "first INTEGER NOT NULL, last INTEGER NOT NULL, alias_of TEXT, arch TEXT NOT NULL)",
+    "first INTEGER NOT NULL, last INTEGER NOT NULL, alias_of TEXT, arch TEXT NOT NULL, member INTEGER NOT NULL)",
     "CREATE VIRTUAL TABLE exact USING fts5(body, content='', tokenize=\"unicode61 tokenchars '_.:'\")",
-    "CREATE VIRTUAL TABLE words USING fts5(title, path, body, content='', tokenize='porter unicode61')",
+    "CREATE VIRTUAL TABLE words USING fts5(title, path, said, code, content='', tokenize='porter unicode61')",
 )
 INDEXES = (
     "CREATE INDEX symbols_lowered ON symbols (lowered)",
     "CREATE INDEX symbols_chunk ON symbols (chunk)",
 )
-_RANKED = "bm25(words, 6.0, 2.0, 1.0)"
+_RANKED = "bm25(words, 6.0, 2.0, 3.0, 1.0)"
 
 
 class ChunkRow(NamedTuple):
@@ -58,6 +59,7 @@ class SymbolRow(NamedTuple):
     last: int
     alias_of: str | None
     arch: tuple[str, ...]
+    member: bool
 
 
 class DocumentRow(NamedTuple):
@@ -106,9 +108,9 @@ class PassageWriter:
         row = (number, document_id, chunk.kind, chunk.title, chunk.first, chunk.last, _joined(chunk.arch))
         self._db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*row, 1 + len(chunk.more)))
         self._db.executemany(
-            "INSERT INTO symbols VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO symbols VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
-                (s.name.lower(), s.name, s.qualified, number, s.first, s.last, s.alias_of, _joined(s.arch))
+                (s.name.lower(), s.name, s.qualified, number, s.first, s.last, s.alias_of, _joined(s.arch), s.member)
                 for s in chunk.symbols
             ],
         )
@@ -119,8 +121,9 @@ class PassageWriter:
         names = " ".join(dict.fromkeys(s.name for s in chunk.symbols))
         body = " ".join(dict.fromkeys(exact)) if chunk.more else " ".join(exact)
         self._db.execute("INSERT INTO exact (rowid, body) VALUES (?, ?)", (number, body))
-        words = (spaced(f"{chunk.title} {names}"), spaced(document.path), spaced(text))
-        self._db.execute("INSERT INTO words (rowid, title, path, body) VALUES (?, ?, ?, ?)", (number, *words))
+        said, code = (text, "") if chunk.kind in ("prose", "file") else _said_and_code(text)
+        words = (number, spaced(f"{chunk.title} {names}"), spaced(document.path), spaced(said), spaced(code))
+        self._db.execute("INSERT INTO words (rowid, title, path, said, code) VALUES (?, ?, ?, ?, ?)", words)
 
     def finish(self, meta: dict[str, str]) -> None:
         with _sentences(self._path):
@@ -147,6 +150,11 @@ class PassageReader:
     def close(self) -> None:
         self._db.close()
 
+    def check(self) -> None:
+        """Reads the whole file. Raises RetrievalError if it is damaged."""
+        if self._all("PRAGMA quick_check(1)", ()) != [("ok",)]:
+            raise RetrievalError(f"{self._path} is damaged: run `agent index build`")
+
     # --- what was indexed ------------------------------------------------------------------------------------------
 
     def chunks(self, ids: Sequence[int]) -> dict[int, ChunkRow]:
@@ -159,14 +167,17 @@ class PassageReader:
     def _document(self, number: int) -> DocumentRow:
         rows = self._all("SELECT source, path, licence, numbers, text FROM documents WHERE id = ?", (number,))
         if not rows:
-            raise RetrievalError(f"{self._path} is damaged: run `agent index build --rebuild`")
+            raise RetrievalError(f"{self._path} is damaged: run `agent index build`")
         source, path, licence, numbers, blob = rows[0]
         try:
             lines = tuple(zlib.decompress(blob).decode().split("\n"))
         except (zlib.error, ValueError) as error:
-            raise RetrievalError(f"{self._path} is damaged: run `agent index build --rebuild`") from error
+            raise RetrievalError(f"{self._path} is damaged: run `agent index build`") from error
         mapped = tuple(json.loads(numbers)) if numbers else None
         return DocumentRow(self.sources[source], licence, Document(path, lines, mapped))
+
+    def paths(self) -> list[str]:
+        return [path for (path,) in self._all("SELECT path FROM documents ORDER BY id", ())]
 
     def symbols(self, name: str) -> list[SymbolRow]:
         """What declares this name; a qualified name matches any that ends with it. Exact case first."""
@@ -178,12 +189,13 @@ class PassageReader:
         return sorted(found, key=lambda s: s.name != last)
 
     def declared_in(self, chunk: int) -> list[SymbolRow]:
+        """In the order of the text."""
         return self._symbols("chunk = ?", (chunk,))
 
     def _symbols(self, condition: str, values: Sequence[Any]) -> list[SymbolRow]:
-        columns = "name, qualified, chunk, first, last, alias_of, arch"
+        columns = "name, qualified, chunk, first, last, alias_of, arch, member"
         rows = self._all(f"SELECT {columns} FROM symbols WHERE {condition} ORDER BY rowid LIMIT 2000", values)
-        return [SymbolRow._make((*row[:6], _split(row[6]))) for row in rows]
+        return [SymbolRow._make((*row[:6], _split(row[6]), bool(row[7]))) for row in rows]
 
     def arches(self) -> tuple[str, ...]:
         """Every architecture that some chunk is written for."""
@@ -220,6 +232,11 @@ class PassageReader:
             return self._db.execute(statement, tuple(values)).fetchall()
 
 
+def _said_and_code(text: str) -> tuple[str, str]:
+    """Comments, and what is left."""
+    return " ".join(COMMENTS.findall(text)), COMMENTS.sub(" ", text)
+
+
 def _joined(arch: Sequence[str]) -> str:
     return f" {' '.join(arch)} " if arch else ""
 
@@ -233,5 +250,6 @@ def _sentences(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        advice = "run `agent index build --rebuild`" if path.exists() else "run `agent index build`"
-        raise RetrievalError(f"{explain(error, f'the index file {path}')} ({advice})") from error
+        raise RetrievalError(
+            f"{explain(error, f'the index file {path}')} (`agent index build` makes it anew)"
+        ) from error

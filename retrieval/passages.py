@@ -37,7 +37,8 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A name that a chunk declares, where, and the name it is an alias of. ``arch`` as in Chunk."""
+    """A name that a chunk declares, where, and the name it is an alias of. ``arch`` as in Chunk; ``member``: of a
+    class, not of a namespace."""
 
     name: str
     qualified: str
@@ -45,13 +46,15 @@ class Symbol:
     last: int
     alias_of: str | None = None
     arch: tuple[str, ...] = ()
+    member: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """What is found as one. ``title`` is a qualified symbol or a path of headings. ``embed`` is what its vector is
-    made of. ``more`` holds the line ranges of the other members of a group, whose text only the lexical side reads.
-    ``arch`` names the architectures it is written for (``sm90``); empty means any."""
+    """What is found as one. ``title`` is a qualified symbol or a path of headings. ``embed`` is what its vector is made
+    of; empty: it has none, and only the lexical side finds it. ``more`` holds the line ranges of the other members of a
+    group, whose text only the lexical side reads. ``arch`` names the architectures it is written for (``sm90``); empty
+    means any."""
 
     kind: ChunkKind
     title: str
@@ -78,8 +81,8 @@ class Passage(Record):
     version: str
     licence: str
     score: float
-    #: Names declared here that the query asked for.
-    matched: tuple[str, ...] = ()
+    #: Names declared here, the first few; those that the query asked for come first.
+    declares: tuple[str, ...] = ()
     #: Citations of near-identical passages that were left out.
     also_at: tuple[str, ...] = ()
     #: How many near-identical declarations this one stands for, itself included.

@@ -22,6 +22,7 @@ EMBED_CHARS = 1000  # about the 256 word pieces that the model reads
 
 _ATX = re.compile(r"^(#{1,6})\s+(.*?)\s*#*\s*$")
 _RULER = re.compile(r"^([=\-~^\"'`#*+.:_])\1{2,}\s*$")
+_MARKDOWN_RULER = re.compile(r"^([=-])\1{2,}\s*$")
 _FENCE = re.compile(r"^\s*(```+|~~~+)")
 _MARKUP = re.compile(
     r"!\[[^\]]*\]\([^)]*\)|\[([^\]]*)\]\([^)]*\)|`+|\*\*|(?<!\w)_(?!\w)|\.\. _[\w-]+:|\\\w+\{|<[^>\n]{1,80}>"
@@ -72,7 +73,8 @@ def _chunk(document: Document, headings: tuple[str, ...], first: int, last: int,
         return None
     title = " > ".join(headings) or document.path.rsplit("/", 1)[-1]
     said = re.sub(r"\s+", " ", _MARKUP.sub(r"\1", text)).strip()
-    name = spaced(document.path.rsplit("/", 1)[-1].rsplit(".", 1)[0].replace("_", " "))
+    *above, file = document.path.rsplit(".", 1)[0].split("/")
+    name = spaced(" ".join([*above[-1:], file]).replace("_", " "))
     embed = f"{name}: {' '.join(headings[-2:])}. {said}"[:EMBED_CHARS]
     return Chunk("prose", title, first, last, embed, in_name(headings[-1]) or arch if headings else arch)
 
@@ -86,10 +88,12 @@ def _only_heading(document: Document, first: int, last: int) -> bool:
 
 def _sections(document: Document) -> Iterator[_Section]:
     """A section for every heading; what precedes the first heading has none."""
-    underlined: list[str] = []  # the order in which reST rulers appear gives their level
+    # the order in which reST rulers appear gives their level; Markdown has two
+    underlined = [] if document.path.lower().endswith((".rst", ".txt")) else ["=", "-"]
+    rulers = _RULER if not underlined else _MARKDOWN_RULER
     stack: list[tuple[int, str]] = []
     first = 1
-    for line, level, heading in _headings(document.lines, underlined):
+    for line, level, heading in _headings(document.lines, underlined, rulers):
         if line > first:
             yield _Section(tuple(h for _, h in stack), first, line - 1)
         while stack and stack[-1][0] >= level:
@@ -100,7 +104,7 @@ def _sections(document: Document) -> Iterator[_Section]:
         yield _Section(tuple(h for _, h in stack), first, len(document.lines))
 
 
-def _headings(lines: Sequence[str], underlined: list[str]) -> Iterator[tuple[int, int, str]]:
+def _headings(lines: Sequence[str], underlined: list[str], rulers: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
     """Line, level and text of each heading: ATX, or a line with a ruler below; not inside fenced code."""
     fence: str | None = None
     for index, line in enumerate(lines):
@@ -114,7 +118,7 @@ def _headings(lines: Sequence[str], underlined: list[str]) -> Iterator[tuple[int
             yield index + 1, len(found[1]), _bare(found[2])
         elif (
             index + 1 < len(lines)
-            and (ruler := _RULER.match(lines[index + 1]))
+            and (ruler := rulers.match(lines[index + 1]))
             and line.strip()
             and not line.startswith((" ", "\t", "|", "-", ".."))
             and not _RULER.match(line)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from retrieval.errors import RetrievalError
-from retrieval.tokens import chains, looks_exact, parts
+from retrieval.tokens import chains, looks_exact, spaced
 
 MAX_CHARS = 2000
 MAX_WORDS = 40
@@ -15,6 +15,8 @@ _COMMON = """a an and are as at be been but by can could did do does doing for f
     those to too up us use used uses using was way we were what when where which who why will with would you your should
     need about between does't e g eg ie vs via"""
 _STOP_WORDS = frozenset(_COMMON.split())
+#: MMA_Traits<SM90_…>: specialisations are indexed under the name with their first argument.
+_SPECIALISED = re.compile(r"([A-Za-z_]\w*)\s*<\s*([A-Za-z_][\w:]*)")
 _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
@@ -35,14 +37,14 @@ def parse(text: str) -> Question:
         raise RetrievalError("the question is empty: ask for a name or say what you look for")
     # `foo<A, B>(x)` asks for foo; what is inside brackets is asked for too, but as words
     tokens = [token for token in chains(cleaned) if len(token) > 1]
+    specialised = [f"{name}<{first}>" for name, first in _SPECIALISED.findall(cleaned)]
     single = len(cleaned.split()) == 1
     identifiers = [token for token in tokens if looks_exact(token)] or (tokens[:1] if single else [])
     wholes = [token for token in identifiers if not any(token != t and token in re.split(r"::|\.", t) for t in tokens)]
-    words = [word.lower() for word in _WORD.findall(cleaned.replace("_", " "))]
-    words += [part.lower() for identifier in identifiers for part in parts(identifier)]
+    words = [word.lower() for word in (*_WORD.findall(cleaned.replace("_", " ")), *_WORD.findall(spaced(cleaned)))]
     kept = [word for word in dict.fromkeys(words) if word not in _STOP_WORDS] or list(dict.fromkeys(words))
     rest = cleaned
     for identifier in wholes:
         rest = rest.replace(identifier, " ")
     bare = bool(wholes) and not re.search(r"[A-Za-z]{2,}", re.sub(r"<.*?>|\(.*?\)", " ", rest))
-    return Question(cleaned, tuple(dict.fromkeys(wholes)), tuple(kept[:MAX_WORDS]), bare)
+    return Question(cleaned, tuple(dict.fromkeys([*specialised, *wholes])), tuple(kept[:MAX_WORDS]), bare)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from retrieval import layout
 from retrieval.arch import parse_arch
+from retrieval.cpp_chunks import group_key
 from retrieval.errors import RetrievalError
 from retrieval.index import Index
 from retrieval.lexical import ChunkRow, SymbolRow
@@ -18,12 +19,14 @@ from retrieval.query import Question, parse
 
 MAX_K = 50
 CANDIDATES = 60  # per ranking
-RRF = 30  # reciprocal rank fusion: 1 / (RRF + rank)
+RRF = 8  # reciprocal rank fusion: 1 / (RRF + rank)
 WEIGHTS = {"vectors": 1.0, "words": 1.0, "exact": 0.7}
-DECLARED, DECLARED_OTHER_CASE, ALIASED = 1.0, 0.5, 0.4  # above any sum of reciprocal ranks
+#: Added for declaring an asked-for name; even the least is above any sum of reciprocal ranks.
+DECLARED, MEMBER, ALIASED = 1.0, 0.7, 0.4
 MAX_DECLARED = 3  # of the answers to a sentence; a bare identifier may fill them all
-ALIKE = 0.8  # Jaccard similarity of words, numbers left out, from which a passage repeats another
+ALIKE = 0.85  # Jaccard similarity of words, numbers left out, from which a passage repeats another
 PASSAGE_LINES = 80
+MAX_NAMES = 40  # of the names that a passage declares
 PASSAGE_CHARS = 6000
 
 
@@ -96,11 +99,14 @@ def _declaring(
     hidden: set[int] = set()
     for identifier in question.identifiers:
         found = index.reader.symbols(identifier)
-        worth = {id(s): DECLARED if s.name in identifier.split("::") else DECLARED_OTHER_CASE for s in found}
-        for target in dict.fromkeys(s.alias_of for s in found if s.alias_of and s.name in identifier.split("::")):
+        # exact case comes first; in a sentence GEMM is a word and not the function gemm
+        found = [s for s in found if s.name == found[0].name and (question.bare or s.name in identifier)]
+        worth = {id(s): MEMBER if s.member and "::" not in identifier else DECLARED for s in found}
+        for target in dict.fromkeys(s.alias_of for s in found if s.alias_of and question.bare):
             for symbol in index.reader.symbols(target):
-                worth[id(symbol)] = ALIASED
-                found.append(symbol)
+                if symbol not in found:
+                    worth[id(symbol)] = ALIASED
+                    found.append(symbol)
         for symbol in found:
             if tag and symbol.arch and tag not in symbol.arch:
                 hidden.add(symbol.chunk)
@@ -130,7 +136,7 @@ def _distinct(
         passage = _passage(index, rows[number], scores[number], named.get(number, ()))
         words = _word_set(passage.text)
         for at, (other, seen) in enumerate(chosen):
-            if passage.text == other.text or len(words & seen) >= ALIKE * len(words | seen):
+            if _repeats(passage, words, other, seen):
                 merged = other.model_copy(update={"also_at": (*other.also_at, passage.citation)})
                 chosen[at] = (merged, seen)
                 break
@@ -139,8 +145,22 @@ def _distinct(
     return tuple(passage for passage, _ in chosen)
 
 
+def _repeats(passage: Passage, words: frozenset[str], other: Passage, seen: frozenset[str]) -> bool:
+    """Nearly the same words under the same name: test_wait is no repetition of try_wait."""
+    if passage.text == other.text:
+        return True
+    if len(words & seen) < ALIKE * len(words | seen):
+        return False
+    return passage.kind == "prose" or _name_key(passage) == _name_key(other)
+
+
+def _name_key(passage: Passage) -> str:
+    return group_key(passage.title.split(" … ")[0].rsplit("::", 1)[-1])
+
+
 def _word_set(text: str) -> frozenset[str]:
-    return frozenset(re.sub(r"\d+", "#", word) for word in re.findall(r"\w+", text))
+    """Numbers left out, but not those of types: F16 is not F32."""
+    return frozenset(re.sub(r"(?<![A-Z])\d+", "#", word) for word in re.findall(r"\w+", text))
 
 
 def _passage(index: Index, row: ChunkRow, score: float, named: Iterable[SymbolRow]) -> Passage:
@@ -155,6 +175,7 @@ def _passage(index: Index, row: ChunkRow, score: float, named: Iterable[SymbolRo
     while last > first and len(found.document.text(first, last)) > PASSAGE_CHARS:
         last -= 1
     cited = found.document.cited(first, last)
+    shown = [s for s in index.reader.declared_in(row.id) if first <= s.first <= last]
     return Passage(
         citation=f"{found.document.path}:{cited[0]}-{cited[1]}",
         path=found.document.path,
@@ -168,6 +189,6 @@ def _passage(index: Index, row: ChunkRow, score: float, named: Iterable[SymbolRo
         version=found.source.version,
         licence=found.licence,
         score=round(score, 6),
-        matched=tuple(dict.fromkeys(s.name for s in names)),
+        declares=tuple(dict.fromkeys(s.name for s in (*names, *shown)))[:MAX_NAMES],
         stands_for=row.members,
     )

@@ -7,7 +7,7 @@ import re
 #: ``cute::SM90_TMA_LOAD``, ``cp.async.bulk.tensor``, ``mbarrier::complete_tx::bytes``: one token with its joints.
 _CHAIN = re.compile(r"[A-Za-z_]\w*(?:(?:::|\.)\w+)*")
 _WORD = re.compile(r"\w+")
-_PART = re.compile(r"\d+(?:x\d+)+|[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|[A-Z]\d*|\d+")
+_PART = re.compile(r"\d+(?:x\d+)+|\d+[A-Z](?![A-Za-z0-9])|[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*|[A-Z]\d*|\d+")
 _LOOKS_EXACT = re.compile(r"_|::|\w\.\w|[a-z][A-Z]|[A-Z][a-z]+[A-Z0-9]|[A-Z]{2,}\d|\d[A-Z]|[a-z]\d")
 
 

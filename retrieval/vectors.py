@@ -148,7 +148,7 @@ def _explained(folder: Path, error: BaseException) -> str:
     said = str(error).split("\n", 1)[0][:160]
     if "readonly" in said or "ermission denied" in said or "unable to open database" in said:
         return f"the vector index {folder} cannot be written to, which Chroma needs even to read: check its permissions"
-    return f"the vector index {folder} is damaged ({said}): run `agent index build --rebuild`"
+    return f"the vector index {folder} is damaged ({said}): run `agent index build`"
 
 
 __all__ = ["COLLECTION", "MAX_BATCH", "VectorIndex", "arch_metadata"]

@@ -626,4 +626,5 @@ class Trajectory(Record):
     reward: float | None = None
     reward_parts: dict[str, float] = {}
     usage: Usage = Usage()
-    ended_by: Literal["submit", "budget", "error", "policy"] = "submit"
+    #: ``repairs``: too many failed in a row. ``floor``: a candidate was as fast as can be.
+    ended_by: Literal["submit", "budget", "error", "policy", "repairs", "floor"] = "submit"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from agent.calls import Ran
@@ -27,13 +29,15 @@ def answer_payload(ran: Ran) -> dict[str, Any]:
         "status": result.status.value if result else ("failed" if '"error"' in ran.text[:10] else "ok"),
         "reason": result.reason.value if result and result.reason else None,
         "ratio": ran.ratio,
+        "key": ran.key,
+        "time_us": ran.time_us,
     }
 
 
 def trial_row(answer: Answer) -> TrialRow | None:
     """None for calls that evaluate nothing, and for those that were answered without being run."""
     refused = answer["status"] == Status.FAILED and answer["reason"] is None
-    if answer["key"] is None or refused or not answer["tool"].startswith("evaluate"):
+    if answer["key"] is None or refused or not _evaluates(answer):
         return None
     return TrialRow(
         rollout=answer["rollout"],
@@ -42,6 +46,26 @@ def trial_row(answer: Answer) -> TrialRow | None:
         reason=answer["reason"],
         ratio=answer["ratio"],
     )
+
+
+def failures_in_a_row(before: int, answers: Sequence[Answer]) -> int:
+    """Turns in a row whose candidates were all rejected, after one more turn. A compile that passes proves nothing yet,
+    so only an evaluation or a timing begins the count anew; a turn without a verdict leaves it."""
+    passed = any(a["status"] == Status.OK and (a["tool"] == "time" or _evaluates(a)) for a in answers)
+    failed = any(a["status"] == Status.FAILED and a["reason"] is not None for a in answers)
+    return 0 if passed else before + failed
+
+
+def _evaluates(answer: Answer) -> bool:
+    return answer["tool"].startswith("evaluate")
+
+
+def near_floor(answers: Sequence[Answer], floor_us: float | None, percent: float | None) -> bool:
+    """Whether a candidate came within ``percent`` of the least time there can be."""
+    if floor_us is None or percent is None:
+        return False
+    times = [a["time_us"] for a in answers if a["time_us"] is not None]
+    return min(times, default=math.inf) <= floor_us * (1 + percent / 100)
 
 
 def exhausted(spent: Spent, budget: BudgetSettings) -> str:

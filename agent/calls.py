@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from memory.duplicates import remark as duplicate_remark
 from policy.rendering import family_text, result_text
 from policy.tool_schemas import (
     Arguments,
@@ -25,24 +26,39 @@ from tools.records import Evaluation, Family, Outcome, Task, ToolCall, Variant
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call that can be run. ``variant`` is what it is about; ``fresh`` marks one sent whole or as a plan."""
+    """A call that can be run. ``variant`` is what it is about; ``fresh`` marks one sent whole or as a plan. ``remark``
+    says so where the variant is an earlier one that the sent one is a twin of."""
 
     name: str
     arguments: Arguments
     variant: Variant | None = None
     fresh: bool = False
+    remark: str = ""
+
+    @property
+    def is_source(self) -> bool:
+        return isinstance(self.arguments, SourceArguments)
+
+    def instead(self, twin: Variant, same: str = "code") -> Prepared:
+        return replace(self, variant=twin, remark=duplicate_remark(twin.key, same))
 
 
 @dataclass(frozen=True)
 class Ran:
-    """``result`` is None for calls that only read."""
+    """``result`` is None for calls that only read; ``key`` is the variant's that the result is of."""
 
     text: str
     result: Outcome | None = None
+    key: str | None = None
 
     @property
     def ratio(self) -> float | None:
         return self.result.ratio if isinstance(self.result, Evaluation) and self.result.ok else None
+
+    @property
+    def time_us(self) -> float | None:
+        timing = self.result.timing if isinstance(self.result, Evaluation) and self.result.ok else None
+        return timing.time_us if timing is not None else None
 
 
 def prepare(
@@ -67,9 +83,10 @@ def prepare(
             variant = Variant(source=arguments.source, launch=arguments.launch, b_layout=arguments.b_layout)
             return Prepared(call.name, arguments, variant, fresh=True)
         case KeyArguments(key=str(key)) | ReadSourceArguments(key=str(key)):
-            found = variant_of(key) if key in known else None
+            # Reading is free of the budget, so what the prompt shows of earlier sessions can be read too.
+            found = variant_of(key) if key in known or call.name == "read_source" else None
             if found is None:
-                raise CallError(f"no variant with key {key} was tried in this session; evaluate answers with the key")
+                raise CallError(f"no variant with key {key} was tried in this session; evaluate it first")
             return Prepared(call.name, arguments, found)
         case _:
             return Prepared(call.name, arguments)
@@ -99,7 +116,7 @@ def run(prepared: Prepared, toolbox: Toolbox, task: Task, families: Mapping[str,
             result = toolbox.time(variant, task, arguments.mode, arguments.budget)
         case _:
             result = toolbox.profile(variant, task)
-    return Ran(result_text(result, variant.key, variant.label), result)
+    return Ran(result_text(result, variant.key, variant.label, prepared.remark), result, variant.key)
 
 
 def _list_families(families: Mapping[str, Family], task: Task) -> str:

@@ -17,6 +17,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agent.errors import UsageError
+from memory.exemplars import MemorySettings
 from policy.reward import RewardSettings
 from policy.settings import PolicySettings
 from policy.tool_schemas import first_error
@@ -39,6 +40,9 @@ class SessionSettings(BaseModel):
     top_k: int = Field(default=3, ge=1, description="Variants per layout of B that go through the whole gate.")
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
     parallel_compiles: int | None = Field(default=None, ge=1, le=64)
+    floor_pct: float | None = Field(
+        default=None, ge=0, description="Stop within so many % of the analytical floor. null: 2 for a language model."
+    )
 
     @field_validator("shape", mode="before")
     @classmethod
@@ -83,14 +87,25 @@ class Settings(BaseModel):
     budget: BudgetSettings = BudgetSettings()
     policy: PolicySettings = PolicySettings()
     reward: RewardSettings = RewardSettings()
+    memory: MemorySettings = MemorySettings()
+
+    @property
+    def is_search(self) -> bool:
+        return self.policy.name in ("search", "random")
+
+    @property
+    def floor_pct(self) -> float | None:
+        """None: never stop early. A search does so only when told, so that its budgets compare."""
+        given = self.session.floor_pct
+        return given if given is not None or self.is_search else 2.0
 
     @property
     def rounds(self) -> int:
-        return self.session.rounds or (1 if self.policy.name in ("search", "random") else 3)
+        return self.session.rounds or (1 if self.is_search else 3)
 
     @property
     def group_size(self) -> int:
-        return self.session.group_size or (1 if self.policy.name in ("search", "random") else 2)
+        return self.session.group_size or (1 if self.is_search else 2)
 
 
 def load_settings(

@@ -7,12 +7,24 @@ checkpoint says so, and what is in the store is used, not made again.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
-from agent.accounting import answer_payload, ended, exhausted, plus, tokens, trial_row, with_call_ids
+from agent.accounting import (
+    answer_payload,
+    ended,
+    exhausted,
+    failures_in_a_row,
+    near_floor,
+    plus,
+    tokens,
+    trial_row,
+    with_call_ids,
+)
 from agent.calls import Prepared, Ran, prepare, run
 from agent.deps import Deps
 from agent.errors import SessionError
+from agent.recalling import Memory
 from agent.routing import evaluations_left
 from agent.state import (
     ActInput,
@@ -28,20 +40,25 @@ from agent.state import (
     to_trial,
 )
 from policy.base import PolicyRequest
-from policy.prompts import Exemplar, choose_exemplars, prompt
+from policy.prompts import analytical_floor_us, prompt
 from policy.reward import Reward, reward, smooth
 from policy.tool_schemas import EVALUATING, CallError, tool_schemas
-from tools.records import BaselineResult, Status, Step, ToolCall, Usage, content_hash
+from tools.records import (
+    BaselineResult,
+    Status,
+    Step,
+    ToolCall,
+    Usage,
+    content_hash,
+)
 
 Update = dict[str, Any]
-
-_NUDGE = "Your turn held no tool call. Call a tool, or submit the key of your best variant."
-_CUT_OFF = "Your turn was cut off at the output limit before a tool call. Be brief, and call a tool."
 
 
 class SearchNodes:
     def __init__(self, deps: Deps) -> None:
         self._deps = deps
+        self._memory = Memory(deps)
         self._reference: BaselineResult | None = None
 
     # --- opening and rounds --------------------------------------------------------------------------------------
@@ -59,7 +76,7 @@ class SearchNodes:
         rounds_left = max(1, deps.settings.rounds - state["round"])
         left = evaluations_left(state, deps.settings.budget.evaluations)
         quota = max(1, left // (rounds_left * size))
-        steps: tuple[Step, ...] = () if deps.policy.is_search else self._prompt(state, quota)
+        steps = self._prompt(state, quota)
         group = []
         for index in range(size):
             number = state["next_rollout"] + index
@@ -82,20 +99,19 @@ class SearchNodes:
         return {"group": group, "next_rollout": state["next_rollout"] + size}
 
     def _prompt(self, state: SessionState, quota: int) -> tuple[Step, ...]:
+        """Read back where a killed run already began this group: the memory may have grown since."""
         deps = self._deps
-        rows = list({row["key"]: row for row in state["trials"]}.values())
-        trials = [self._trial(row) for row in rows]
-        exemplars = []
-        for rank, trial in enumerate(choose_exemplars(trials, deps.settings.policy.exemplars)):
-            # The best one with its source, the others with their scores: a prompt is not a library.
-            source = deps.variant(trial.key).source if rank == 0 else None
-            exemplars.append(Exemplar(trial=trial, source=source))
+        if deps.policy.is_search:
+            return ()
+        if deps.has_trajectory(state["next_rollout"]):
+            return deps.trajectory(state["next_rollout"]).steps
+        tried = [row["key"] for row in state["trials"]]
         return prompt(
             deps.templates,
             deps.task,
             deps.toolbox.info,
             [self._offline_reference()],
-            exemplars,
+            self._memory.text(tried, state["round"]),
             quota,
             deps.settings.policy.max_turns,
         )
@@ -170,14 +186,16 @@ class SearchNodes:
             return Call(**{**call, "refused": str(error)}), False
         if prepared.variant is None:
             return call, False
-        call["key"] = prepared.variant.key
+        twin = self._memory.twin(prepared, seen)
+        call["key"] = twin or prepared.variant.key
         is_new = prepared.name in EVALUATING and call["key"] not in seen
         if is_new:
             left = deps.settings.budget.evaluations - spent["evaluations"]
             if left < 1 or rollout["spent"] >= rollout["quota"]:
                 call["refused"] = "no evaluations are left in this attempt; submit the key of your best variant"
                 return call, False
-            deps.put_variant(prepared.variant)
+            if twin is None:
+                deps.put_variant(prepared.variant)
         return call, is_new
 
     # --- tool calls ----------------------------------------------------------------------------------------------
@@ -198,11 +216,12 @@ class SearchNodes:
         answer = Answer(
             rollout=call["rollout"],
             index=call["index"],
-            key=call["key"],
+            key=payload.get("key") or call["key"],
             tool=tool_call.name,
             status=payload["status"],
             reason=payload["reason"],
             ratio=payload["ratio"],
+            time_us=payload.get("time_us"),
         )
         return {"answers": [answer]}
 
@@ -215,9 +234,8 @@ class SearchNodes:
             prepared = prepare(tool_call, deps.families, deps.find_variant, known)
             if tool_call.name == "submit":
                 return Ran(json.dumps({"submitted": call["key"]}))
+            prepared = self._memory.recognised(prepared, call["key"])
             self._announce(prepared)
-            if deps.toolbox.info.kind == "cuda" and prepared.fresh and prepared.variant is not None:
-                deps.toolbox.compile(prepared.variant)  # compilers run side by side; the GPU does one thing at a time
             with deps.device_lock:
                 ran = run(prepared, deps.toolbox, deps.task, deps.families)
         except CallError as error:
@@ -238,6 +256,7 @@ class SearchNodes:
                 ratio=ran.ratio,
                 tool=prepared.name,
             )
+            self._memory.note_failed_compile(prepared.variant, ran)
         return ran
 
     def _announce(self, prepared: Prepared) -> None:
@@ -250,7 +269,10 @@ class SearchNodes:
         answers = sorted(state["answers"], key=lambda a: (a["rollout"], a["index"]))
         spent = self._lapped(state["spent"])
         stopped_by = state["stopped_by"] or exhausted(spent, deps.settings.budget)
-        trials = list(state["trials"])
+        floor_us = analytical_floor_us(deps.task, deps.toolbox.info)
+        if not stopped_by and near_floor(answers, floor_us, deps.settings.floor_pct):
+            stopped_by = "floor"
+        trials, seen = list(state["trials"]), list(state["seen"])
         told = {(row["rollout"], row["key"]) for row in trials}
         group = []
         for rollout in state["group"]:
@@ -262,11 +284,14 @@ class SearchNodes:
                     if row is not None and (row["rollout"], row["key"]) not in told:
                         told.add((row["rollout"], row["key"]))
                         trials.append(row)
+                        if row["key"] not in seen:  # a twin by machine code, which the sent one's evaluation paid for
+                            seen.append(row["key"])
             group.append(rollout)
         deps.emit("told", evaluations=spent["evaluations"], usd=spent["usd"], tokens=tokens(spent))
         return {
             "group": group,
             "trials": trials,
+            "seen": seen,
             "spent": spent,
             "stopped_by": stopped_by,
             "calls": [],
@@ -276,22 +301,30 @@ class SearchNodes:
     def _tell(self, rollout: Rollout, answers: list[Answer], stopped_by: str) -> Rollout:
         deps = self._deps
         number, count = rollout["number"], rollout["steps"]
+        limit = deps.settings.policy.max_failed_repairs
         trajectory = deps.trajectory(number)
         step = trajectory.steps[count - 1]
         added = [self._tool_step(step.tool_calls[a["index"]], a, count) for a in answers]
         submit = next((a for a in answers if a["tool"] == "submit" and a["status"] == Status.OK), None)
         ended: EndedBy | None = None
         nudged = False
+        failures = failures_in_a_row(rollout.get("failures", 0), answers)
+        # The first failure is no repair.
+        left = math.inf if deps.policy.is_search or limit is None else limit + 1 - failures
         if submit is not None:
             ended = "submit"
         elif stopped_by or rollout["turns"] >= deps.max_turns:
-            ended = "budget"
+            ended = "floor" if stopped_by == "floor" else "budget"
+        elif left <= 0:
+            ended = "repairs"
         elif not step.tool_calls:
             nudged = True
             if deps.policy.is_search or step.stop == "refusal" or rollout["nudged"]:
                 ended = "policy"
             else:
-                added.append(Step(role="user", text=_CUT_OFF if step.stop == "length" else _NUDGE))
+                added.append(self._note("cut-off" if step.stop == "length" else "no-call"))
+        elif failures > rollout.get("failures", 0) and math.isfinite(left):
+            added.append(self._note("failed", failed=failures, left=left))
         steps = (*trajectory.steps[:count], *added)
         deps.put_trajectory(number, trajectory.model_copy(update={"steps": steps}))
         return Rollout(
@@ -299,10 +332,14 @@ class SearchNodes:
                 **rollout,
                 "steps": len(steps),
                 "nudged": nudged,
+                "failures": failures,
                 "ended_by": ended,
                 "submitted": submit["key"] if submit else None,
             }
         )
+
+    def _note(self, name: str, **values: object) -> Step:
+        return Step(role="user", text=self._deps.templates.note(name, **values))
 
     def _tool_step(self, tool_call: ToolCall, answer: Answer, steps: int) -> Step:
         call = Call(rollout=answer["rollout"], index=answer["index"], key=answer["key"], refused="")

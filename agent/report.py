@@ -145,7 +145,9 @@ def count_lines(summary: Summary) -> Iterator[str]:
     if summary.input_tokens or summary.output_tokens:
         cost = f"${summary.cost_usd:.2f}" if summary.cost_known else "cost unknown (no price for this model)"
         yield f"{summary.input_tokens} input and {summary.output_tokens} output tokens, {cost}"
-    if summary.stopped_by:
+    if summary.stopped_by == "floor":
+        yield "the search ended early: a candidate was near the analytical floor"
+    elif summary.stopped_by:
         yield f"the search ended early: the budget {summary.stopped_by} was spent"
 
 

@@ -5,12 +5,12 @@ Texts (prompts, sources, answers, results) are in the store, under the ids found
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from policy.base import Trial
 from tools.records import Plan, Reason, Status
 
-EndedBy = Literal["submit", "budget", "error", "policy"]
+EndedBy = Literal["submit", "budget", "error", "policy", "repairs", "floor"]
 
 
 class Rollout(TypedDict):
@@ -23,6 +23,7 @@ class Rollout(TypedDict):
     quota: int  # new variants it may have evaluated
     spent: int
     nudged: bool
+    failures: NotRequired[int]  # turns in a row whose candidates were all rejected
     ended_by: EndedBy | None
     submitted: str | None
 
@@ -46,6 +47,7 @@ class Answer(TypedDict):
     status: str
     reason: str | None
     ratio: float | None
+    time_us: float | None
 
 
 class TrialRow(TypedDict):
@@ -114,10 +116,10 @@ class SessionState(TypedDict):
     thoughts: Annotated[list[Thought], gather]
     answers: Annotated[list[Answer], gather]
     trials: list[TrialRow]
-    seen: list[str]  # keys that cost an evaluation, in that order
+    seen: list[str]  # keys that cost an evaluation, or stand for one that did, in that order
     spent: Spent
     searched: bool  # no further round comes
-    stopped_by: str  # which budget ended the search early; empty if none did
+    stopped_by: str  # which budget ended the search early, or "floor"; empty if none did
     finalists: list[Finalist]
     measures: list[FinalCall]
     verdicts: Annotated[list[Verdict], gather]

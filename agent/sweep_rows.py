@@ -35,7 +35,10 @@ CellStatus = Literal["won", "no_kernel", "not_recorded", "too_large"]
 #: Settings that change what a shape comes to; the others only change how soon.
 _SESSION = ("seed", "accumulate", "rounds", "group_size", "top_k", "modes")
 _SEARCH = ("name", "batch", "startup_trials")
-_MODEL = ("name", "max_turns", "max_output_tokens", "temperature", "thinking", "effort", "exemplars")
+_MODEL = (
+    *("name", "max_turns", "max_output_tokens", "temperature", "thinking", "effort"),
+    *("exemplars", "max_failed_repairs"),
+)
 
 
 class SweepRow(Record):
@@ -104,6 +107,9 @@ def config_id(settings: Settings, families: Mapping[str, Family]) -> str:
     }
     if not is_search:
         chosen["model"] = model_of(policy)
+        chosen["memory"] = settings.memory.model_dump(mode="json")
+    if settings.floor_pct is not None:
+        chosen["floor_pct"] = settings.floor_pct
     return content_hash(chosen)
 
 

@@ -85,7 +85,7 @@ def _number(token: str) -> str:
     literal may be unsigned where the decimal one is not, so those keep their base."""
     plain = token.replace("'", "")
     found = _INTEGER.fullmatch(plain)
-    if found is None:
+    if found is None or len(plain) > 20:
         return token
     digits, suffix = found.groups()
     octal = len(digits) > 1 and digits[0] == "0" and digits[1].isdigit()

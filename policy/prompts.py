@@ -1,34 +1,50 @@
-"""The prompt of a rollout: values → text. Templates are Markdown files in configs/prompts/."""
+"""The prompt of a rollout: values → text. Templates are Markdown files in configs/prompts/; what earlier variants say
+is made by memory/contrast.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 
-from policy.base import Trial
 from tools.hgemm import flops, min_bytes
 from tools.paths import configs_dir
 from tools.records import BaselineResult, DeviceInfo, Record, Step, Task
+from tools.shapes import floor_us, regime
 
-
-class Exemplar(Record):
-    """An earlier variant of the same task with its score, and what the profiler said where it was asked."""
-
-    trial: Trial
-    detail: str = ""
-    source: str | None = None
-    sentences: tuple[str, ...] = ()
+#: The system prompt's parts, in this order: equal for every task, so that providers can cache it.
+SYSTEM_PARTS = ("system", "abi", "method")
+_SECTION = re.compile(r"^## +(\S+)[ \t]*$", re.MULTILINE)
 
 
 class Templates(Record):
+    """``regimes`` and ``notes`` are sections by heading."""
+
     system: str
     task: str
+    regimes: dict[str, str]
+    notes: dict[str, str]
+
+    def note(self, name: str, **values: object) -> str:
+        return Template(self.notes[name]).substitute(values)
 
 
 def load_templates(folder: Path | None = None) -> Templates:
     folder = folder or configs_dir() / "prompts"
-    return Templates(system=(folder / "system.md").read_text(), task=(folder / "task.md").read_text())
+    texts = {path.stem: path.read_text() for path in folder.glob("*.md")}
+    return Templates(
+        system="\n\n".join(texts[name].strip() for name in SYSTEM_PARTS),
+        task=texts["task"],
+        regimes=sections(texts["regimes"]),
+        notes=sections(texts["notes"]),
+    )
+
+
+def sections(text: str) -> dict[str, str]:
+    """Second-level headings of one word → the text under each; what stands before the first is for editors only."""
+    _, *parts = _SECTION.split(text)
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def prompt(
@@ -36,26 +52,27 @@ def prompt(
     task: Task,
     device: DeviceInfo,
     references: Sequence[BaselineResult],
-    exemplars: Sequence[Exemplar],
+    memory: str,
     evaluations: int,
     turns: int,
 ) -> tuple[Step, Step]:
-    """System and user step of a rollout. Equal for every rollout of a group."""
+    """System and user step of a rollout. Equal for all rollouts of a group. ``memory`` is empty if nothing is known."""
     text = Template(templates.task).substitute(
         operation=operation_text(task),
         device=device_text(device),
+        regime=regime_text(task, device, templates.regimes),
         references=references_text(references),
         evaluations=evaluations,
         turns=turns,
-        exemplars=exemplars_text(exemplars),
+        memory=memory or templates.note("no-memory"),
     )
-    return Step(role="system", text=templates.system.strip()), Step(role="user", text=text.strip())
+    return Step(role="system", text=templates.system), Step(role="user", text=text.strip())
 
 
 def operation_text(task: Task) -> str:
     dims = ", ".join(f"{name} = {value}" for name, value in task.dims.items())
     text = f"{task.op} with {dims}; accumulate in {task.accumulate}."
-    if {"M", "N", "K"} <= set(task.dims):
+    if is_hgemm(task):
         text += f" {flops(task) / 1e9:.4g} GFLOP; A, B and C together are {min_bytes(task) / 2**20:.4g} MiB."
     return text
 
@@ -68,36 +85,29 @@ def device_text(device: DeviceInfo) -> str:
     )
 
 
+def regime_text(task: Task, device: DeviceInfo, regimes: Mapping[str, str]) -> str:
+    """The task's regime with its hints, and the analytical floor where it is known."""
+    if not is_hgemm(task):
+        return "Not known for this operation."
+    name, floor = regime(task), analytical_floor_us(task, device)
+    text = f"Regime `{name}`, at {flops(task) / min_bytes(task):.3g} FLOP a byte."
+    if floor is not None:
+        text += f" Arithmetic, memory traffic and one launch put the floor at {floor:.3g} us."
+    return f"{text} {regimes.get(name, '')}".strip()
+
+
+def analytical_floor_us(task: Task, device: DeviceInfo) -> float | None:
+    """The least time a kernel can need; None for an operation or a device that it was not made for."""
+    known = is_hgemm(task) and device.name.startswith("NVIDIA H200")
+    return floor_us(task) if known else None
+
+
+def is_hgemm(task: Task) -> bool:
+    return {"M", "N", "K"} <= set(task.dims)
+
+
 def references_text(references: Sequence[BaselineResult]) -> str:
     lines = [
         f"- {r.mode}: {t.reference} ({t.b_layout}) {t.time_us:.3f} us" for r in references if r.ok for t in r.times
     ]
     return "\n".join(lines) or "Not known on this device."
-
-
-def exemplars_text(exemplars: Sequence[Exemplar]) -> str:
-    if not exemplars:
-        return "None yet."
-    parts = []
-    for exemplar in exemplars:
-        trial = exemplar.trial
-        score = f"ratio {trial.ratio:.3f}" if trial.ratio is not None else f"rejected ({trial.reason or trial.status})"
-        lines = [f"## {trial.label}", f"key {trial.key}: {score}"]
-        if exemplar.detail:
-            lines.append(exemplar.detail)
-        lines += [f"- {sentence}" for sentence in exemplar.sentences]
-        if exemplar.source:
-            lines.append(f"```cuda\n{exemplar.source.rstrip()}\n```")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def choose_exemplars(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """The best, then evenly spaced ones down the ranking, then the last rejected: a contrast, without randomness."""
-    passed = sorted((t for t in trials if t.ratio is not None), key=lambda t: -(t.ratio or 0.0))
-    rejected = [t for t in trials if t.ratio is None and t.reason is not None]
-    if count < 1:
-        return []
-    room = count - 1 if rejected and count > 1 else count
-    chosen = passed if len(passed) <= room else [passed[i * (len(passed) - 1) // max(1, room - 1)] for i in range(room)]
-    return [*chosen, *rejected[-1:]][:count]

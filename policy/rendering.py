@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tools.compile_errors import relevant_lines
 from tools.records import (
     HEADLINE_REFERENCE,
     CompileResult,
@@ -17,17 +18,16 @@ from tools.records import (
     VerifyResult,
 )
 
-#: Of a compiler's log, what goes into the conversation: the first errors are at its beginning.
-MAX_LOG = 3000
 
-
-def result_text(result: Outcome, key: str, label: str) -> str:
-    """One JSON object: the variant, the verdict, and what the tool found."""
+def result_text(result: Outcome, key: str, label: str, remark: str = "") -> str:
+    """One JSON object: the variant, the verdict, what the tool found, and a remark about it if there is one."""
     body: dict[str, Any] = {"key": key, "variant": label, "status": result.status.value}
     if result.reason is not None:
         body["reason"] = result.reason.value
     if result.detail:
         body["detail"] = result.detail
+    if remark:
+        body["remark"] = remark
     match result:
         case Evaluation():
             for part in (result.compile, result.verify, result.timing):
@@ -56,7 +56,7 @@ def _found(result: Outcome) -> dict[str, Any]:
 
 def _compiled(result: CompileResult) -> dict[str, Any]:
     if not result.ok:
-        return {"log": result.log[:MAX_LOG]} if result.log else {}
+        return {"errors": relevant_lines(result.log)} if result.log else {}
     found: dict[str, Any] = {"registers": result.registers, "spill_bytes": result.spill_bytes, "mma": result.mma}
     if result.warnings:
         found["warnings"] = list(result.warnings)

@@ -38,6 +38,9 @@ class PolicySettings(BaseModel):
     timeout_s: float = Field(default=600.0, gt=0, description="One request.")
     max_attempts: int = Field(default=6, ge=1, description="Of one request, before the session stops (resumable).")
     max_wait_s: float = Field(default=60.0, ge=0, description="Longest pause between two attempts.")
-    exemplars: int = Field(default=3, ge=0, description="Earlier variants shown in the prompt of a new round.")
+    exemplars: int = Field(default=2, ge=0, description="Earlier variants contrasted in a prompt; see memory.yaml.")
+    max_failed_repairs: int | None = Field(
+        default=3, ge=1, description="So many repairs in a row that fail end the rollout; null: no limit."
+    )
     default_models: dict[str, str] = Field(default={}, description="Model of each provider when none is named.")
     prices: dict[str, Price] = Field(default={}, description="By model name, or by the name's beginning.")

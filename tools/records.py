@@ -16,7 +16,10 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 #: Bumped whenever the meaning of a recorded number changes (inputs, statistic, cache state, order).
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+#: Recordings of these can still be replayed; rows say which they are of. 1: replays of different lengths for candidate
+#: and references (records/README.md).
+READABLE_PROTOCOLS = (1, 2)
 
 Expr = int | str
 BLayout = Literal["kn", "nk"]
@@ -347,6 +350,16 @@ class DeviceInfo(Record):
     driver: str
     cuda_runtime: str
     recorded_on: str | None = None
+    library: str | None = None  # cuBLASLt and torch, which the references come from; None where it is not known
+    #: What its timings are taken under: of a replay, what the file was recorded under.
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def protocol_remark(self) -> str:
+        """Belongs beside its numbers; empty where they were taken as this program takes them."""
+        if self.protocol_version == PROTOCOL_VERSION:
+            return ""
+        return f"recorded under protocol {self.protocol_version}; see records/README.md"
 
 
 # --- tool results --------------------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Literal
 from tools.numerics import binary_density, integer_bound
 from tools.records import Depth, Reason, Task, TierResult
 
-Kind = Literal["binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits"]
-KINDS: tuple[Kind, ...] = ("binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits")
+Kind = Literal["binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits", "wide"]
+KINDS: tuple[Kind, ...] = ("binary", "integer", "normal", "uniform", "subnormal", "pair_a", "pair_b", "bits", "wide")
 CompareMode = Literal["exact", "interval", "clause"]
 COMPARE_MODES: tuple[CompareMode, ...] = ("exact", "interval", "clause")
 
@@ -73,6 +73,10 @@ def tiers(k: int, depth: Depth) -> list[Tier]:
         Tier("cancellation", ("pair_a", 1.0), ("pair_b", 1.0), ("interval",)),
         Tier("subnormal_a", ("subnormal", 1.0), ("normal", 1024.0), ("interval",)),
         Tier("subnormal_b", ("normal", 1024.0), ("subnormal", 1.0), ("interval",)),
+        # At most four terms of 11 bits times 3: exact, and operands rounded to BF16 or FP8 on the way give them away,
+        # which at long K neither the integers (small by then) nor the interval (wide by then) do.
+        Tier("wide_a", ("wide", 2047.0), ("integer", 3.0), ("exact",)),
+        Tier("wide_b", ("integer", 3.0), ("wide", 2047.0), ("exact",)),
         Tier("special", ("normal", 1.0), ("normal", 1.0), ("interval",), special=True),
     ]
 

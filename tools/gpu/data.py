@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,12 @@ class Kernels:
     def count_not(self, x: Any, pattern: int, counter: Any) -> None:
         self.launch("count_not", x.size, x, np.uint64(x.size), np.uint16(pattern), counter)
 
+    def count_gaps(self, ring: Any, n: int, stride: int, slots: int, counter: Any) -> None:
+        self.launch(
+            "count_gaps", (stride - n) * slots, ring, np.uint64(n), np.uint64(stride), np.uint64(slots),
+            np.uint16(POISON), counter,
+        )  # fmt: skip
+
     def compare(self, c: Any, ref: Any, bound: Any, offset: int, mode: CompareMode, gamma: float, stats: Any) -> None:
         self.launch(
             "compare", c.size, c, ref, bound, np.uint64(c.size), np.uint64(offset), np.int32(COMPARE_MODES.index(mode)),
@@ -62,6 +69,11 @@ class Kernels:
 
     def empty(self) -> None:
         self.launch("empty", 1)
+
+
+def seed() -> int:
+    """Fresh and secret for every draw."""
+    return int.from_bytes(os.urandom(8), "little")
 
 
 def new_stats(rows: int) -> Any:

@@ -20,10 +20,10 @@ __device__ float normal(u64 seed, u64 i) {  // Box-Muller on 64 hashed bits
   return sqrtf(-2.0f * logf(fminf(unit((u32)r), 0.99999994f))) * cospif(2.0f * unit((u32)(r >> 32)));
 }
 
-enum Kind { BINARY, INTEGER, NORMAL, UNIFORM, SUBNORMAL, PAIR_A, PAIR_B, BITS };
+enum Kind { BINARY, INTEGER, NORMAL, UNIFORM, SUBNORMAL, PAIR_A, PAIR_B, BITS, WIDE };
 
-// `inner` is the contiguous dimension; k runs along it when k_inner. Only the PAIR kinds look at k: consecutive k cancel
-// up to 2^-8, so that |C| is small beside |A||B|.
+// `inner` is the contiguous dimension; k runs along it when k_inner. The PAIR kinds look at k: consecutive k cancel up to
+// 2^-8, so that |C| is small beside |A||B|. WIDE has at most 4 nonzeros along k, integers of 11 bits.
 extern "C" __global__ void fill(u16* out, u64 n, int kind, float p, u64 seed, u64 inner, int k_inner, u64 K) {
   for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < n; i += (u64)gridDim.x * blockDim.x) {
     const u64 r = mix(seed ^ mix(i));
@@ -40,6 +40,11 @@ extern "C" __global__ void fill(u16* out, u64 n, int kind, float p, u64 seed, u6
         const float base = from_half(to_half(normal(seed, other * (K + 1) + even)));
         if (kind == PAIR_A) v = to_half(base);
         else v = to_half((k & 1) ? -base + 0.00390625f * normal(~seed, i) : base);
+        break;
+      }
+      case WIDE: {
+        const u64 k = k_inner ? i % inner : i / inner, other = k_inner ? i / inner : i % inner, period = (K + 3) / 4;
+        v = k % period == mix(seed ^ ~mix(other)) % period ? to_half((float)(int)(r % (u64)(2 * (int)p + 1)) - p) : 0;
         break;
       }
       default: v = (u16)(r >> 13);
@@ -66,6 +71,13 @@ __device__ double fl16(double x) {
   const int e = x == 0 ? -14 : max(ilogb(x), -14);
   const double q = scalbn(1.0, e - 10), r = rint(x / q) * q;
   return fabs(r) >= 65536.0 ? copysign(__longlong_as_double(0x7FF0000000000000ll), x) : r;
+}
+
+// Words behind the n outputs of each of `slots` slots that are not the pattern any more.
+extern "C" __global__ void count_gaps(const u16* ring, u64 n, u64 stride, u64 slots, u16 pattern, u64* out) {
+  const u64 gap = stride - n;
+  for (u64 j = blockIdx.x * (u64)blockDim.x + threadIdx.x; j < gap * slots; j += (u64)gridDim.x * blockDim.x)
+    if (ring[j / gap * stride + n + j % gap] != pattern) atomicAdd(out, 1ull);
 }
 
 enum Mode { EXACT, INTERVAL, CLAUSE };

@@ -10,13 +10,16 @@ import cupy as cp
 
 from tools.gpu.blas import WORKSPACE_BYTES, BlasError, Cublas, CublasLt, LtAlgorithm, library_version
 from tools.gpu.data import Kernels
-from tools.gpu.driver import Event
 from tools.gpu.nvml import ClockLog
-from tools.gpu.timing import Enqueue, Operands, Prepared, Subject, launches_for, run_interleaved
+from tools.gpu.operands import Operands
+from tools.gpu.replays import Enqueue, Prepared, Subject, run_interleaved, time_of
 from tools.records import BLayout, Budget, Mode, Task
+from tools.timing_plan import launches_per_replay
 
 LAYOUTS: tuple[BLayout, ...] = ("kn", "nk")
 RETIMED = 5  # candidates of the first pass that are timed again, with more rounds and in the mode asked for
+#: None stands for cublasGemmEx, which competes with cuBLASLt's algorithms.
+Algorithm = LtAlgorithm | None
 
 
 class Library:
@@ -39,10 +42,10 @@ class References:
         self.m, self.n, self.k = task.dims["M"], task.dims["N"], task.dims["K"]
         self.lt = {layout: CublasLt(self.m, self.n, self.k, layout) for layout in LAYOUTS}
         self._candidates = {layout: self._usable(layout) for layout in LAYOUTS}
-        self._ranking: dict[BLayout, list[LtAlgorithm | None]] = {}
-        self._tuned: dict[tuple[BLayout, Mode], LtAlgorithm | None] = {}
-        self._prepared: dict[tuple[str, BLayout, Mode], Prepared] = {}
-        self._estimate_us: dict[tuple[str, BLayout], float] = {}
+        self._ranking: dict[BLayout, list[Algorithm]] = {}
+        self._tuned: dict[tuple[BLayout, Mode, int], Algorithm] = {}
+        self._prepared: dict[tuple[str, BLayout, Mode, int], Prepared] = {}
+        self._estimates_us: dict[tuple[str, BLayout], float] = {}
         self._torch_views: dict[tuple[BLayout, int, int], tuple[Any, Any, Any]] = {}
         self._torch = _import_torch()
 
@@ -64,14 +67,14 @@ class References:
             raise BlasError(f"no cublasLt algorithm runs for {self.task.label} ({layout})")
         return usable
 
-    def _enqueue_lt(self, layout: BLayout, algorithm: LtAlgorithm | None, index: int, c: int, stream: int) -> None:
+    def _enqueue_lt(self, layout: BLayout, algorithm: Algorithm, index: int, c: int, stream: int) -> None:
         a, b = self.operands.addresses(index)
         if algorithm is None:
             self.library.cublas.enqueue(self.m, self.n, self.k, layout, a, b, c, stream)
         else:
             self.lt[layout].enqueue(algorithm, a, b, c, self.library.workspace_address, stream)
 
-    def lt_enqueue(self, layout: BLayout, algorithm: LtAlgorithm | None) -> Enqueue:
+    def lt_enqueue(self, layout: BLayout, algorithm: Algorithm) -> Enqueue:
         """``None`` stands for cublasGemmEx, which competes as one more candidate."""
         return lambda index, c, stream: self._enqueue_lt(layout, algorithm, index, c, stream)
 
@@ -93,85 +96,95 @@ class References:
         """The first suggestion at the largest workspace limit."""
         return self._candidates[layout][0]
 
-    def tuned(self, layout: BLayout, mode: Mode) -> LtAlgorithm | None:
-        """The fastest candidate in this mode, by median, re-timed among the best RETIMED of an offline first pass."""
-        if (layout, mode) not in self._tuned:
-            if layout not in self._ranking:
-                everyone: list[LtAlgorithm | None] = [*self._candidates[layout], None]
-                self._ranking[layout] = self._rank(layout, everyone, "offline", "screen", 1.5e-3)
-            # What is fastest hot need not be so cold; a server round costs a millisecond a candidate, so there only the
-            # best are tried, with the two that other references stand for.
-            if mode == "rotating":
-                best = self._ranking[layout]
-            else:
-                favourites = [*self._ranking[layout][:RETIMED], self.heuristic(layout), None]
-                best = list(dict.fromkeys(favourites))
-            self._tuned[layout, mode] = self._rank(layout, best, mode, "final", 5e-3)[0]
-        return self._tuned[layout, mode]
+    def fastest_us(self) -> float:
+        """Roughly, of the untuned references: what decides how much is timed, the same for all candidates."""
+        names = ("cublas", "cublaslt_heuristic")
+        return min(self.estimate_us(name, layout) for name in names for layout in LAYOUTS)
+
+    def estimate_us(self, name: str, layout: BLayout) -> float:
+        """Roughly, from a small graph; the tuned reference is taken for as fast as the first suggestion."""
+        name = "cublaslt_heuristic" if name == "cublaslt_auto" else name
+        if (name, layout) not in self._estimates_us:
+            enqueue = self.enqueue_of(name, layout)
+            self._estimates_us[name, layout] = time_of(enqueue, self.operands, self.kernels.stream)
+        return self._estimates_us[name, layout]
+
+    def _ranked(self, layout: BLayout) -> list[Algorithm]:
+        """Every candidate, by an offline pass."""
+        if layout not in self._ranking:
+            everyone: list[Algorithm] = [*self._candidates[layout], None]
+            size = 2 * self.operands.outputs
+            fastest = self.fastest_us()
+            launches = launches_per_replay(fastest, fastest, "offline", size, self.operands.slots)
+            ranked = self._rank(layout, everyone, "offline", launches, "screen", 1.5e-3)
+            self._ranking[layout] = [algorithm for algorithm, _ in ranked]
+            for _, prepared in ranked:
+                prepared.destroy()
+        return self._ranking[layout]
+
+    def _tune(self, layout: BLayout, mode: Mode, launches: int) -> Prepared:
+        """The fastest candidate in this mode, by median of a final run.
+
+        The very graphs that won are kept: two graphs of one algorithm can differ by 2 %, and what was chosen is what is
+        to be compared with.
+        """
+        # What is fastest hot need not be so cold; a server round costs a millisecond a candidate, so there only the
+        # best are tried, with the two that other references stand for.
+        tried = self._ranked(layout)
+        if mode != "rotating":
+            tried = list(dict.fromkeys([*tried[:RETIMED], self.heuristic(layout), None]))
+        (best, kept), *others = self._rank(layout, tried, mode, launches, "final", 5e-3)
+        for _, prepared in others:
+            prepared.destroy()
+        self._tuned[layout, mode, launches] = best
+        return kept
 
     def _rank(
-        self, layout: BLayout, algorithms: Sequence[LtAlgorithm | None], mode: Mode, budget: Budget, aim_s: float
-    ) -> list[LtAlgorithm | None]:
-        if len(algorithms) == 1:
-            return list(algorithms)
-        prepared, total = [], 0.0
-        for i, algorithm in enumerate(algorithms):
-            enqueue = self.lt_enqueue(layout, algorithm)
-            time_us = self._time_once(enqueue)
-            launches = launches_for(time_us, mode, 2 * self.operands.outputs)
-            total += time_us * launches * 1e-6
-            prepared.append(Prepared(Subject(str(i), enqueue), self.operands, mode, launches, self.kernels.stream.ptr))
-        # The rounds of the final budget: a noisy choice among equals would make the baseline look slower than it is.
-        samples = run_interleaved(prepared, self.kernels, mode, budget, total, self.clocks, aim_s=aim_s, warm_s=0.0)
-        for p in prepared:
-            p.destroy()
-        medians = {i: statistics.median(samples.us[str(i)]) for i in range(len(algorithms))}
-        return [algorithms[i] for i in sorted(medians, key=medians.__getitem__)]
+        self, layout: BLayout, algorithms: Sequence[Algorithm], mode: Mode, launches: int, budget: Budget, aim_s: float
+    ) -> list[tuple[Algorithm, Prepared]]:
+        """Fastest first, each with the graphs it was timed by."""
+        prepared = [
+            Prepared(
+                Subject(str(i), self.lt_enqueue(layout, a)), self.operands, mode, launches, self.kernels.stream.ptr
+            )
+            for i, a in enumerate(algorithms)
+        ]
+        round_s = len(prepared) * self.fastest_us() * launches * 1e-6
+        us = run_interleaved(prepared, self.kernels, mode, budget, round_s, self.clocks, aim_s=aim_s, warm_s=0.0)
+        order = sorted(range(len(prepared)), key=lambda i: statistics.median(us[str(i)]))
+        return [(algorithms[i], prepared[i]) for i in order]
 
-    def _time_once(self, enqueue: Enqueue) -> float:
-        stream = self.kernels.stream.ptr
-        enqueue(0, self.operands.slot(0), stream)
-        start, end = Event(), Event()
-        start.record(stream)
-        enqueue(0, self.operands.slot(0), stream)
-        end.record(stream)
-        self.kernels.stream.synchronize()
-        time_us = end.elapsed_us_since(start)
-        start.destroy()
-        end.destroy()
-        return time_us
-
-    def prepared(self, name: str, layout: BLayout, mode: Mode) -> Prepared:
+    def prepared(self, name: str, layout: BLayout, mode: Mode, launches: int) -> Prepared:
         """The graphs of one reference; the subject's name is ``<reference>/<layout>``."""
-        key = (name, layout, mode)
+        key = (name, layout, mode, launches)
         if key not in self._prepared:
-            enqueue = self.enqueue_of(name, layout, mode)
-            time_us = self.estimate_us(name, layout, mode)
-            launches = launches_for(time_us, mode, 2 * self.operands.outputs)
-            subject = Subject(f"{name}/{layout}", enqueue)
-            self._prepared[key] = Prepared(subject, self.operands, mode, launches, self.kernels.stream.ptr)
+            if name == "cublaslt_auto":
+                prepared = self._tune(layout, mode, launches)
+                prepared.subject.name = f"{name}/{layout}"
+            else:
+                subject = Subject(f"{name}/{layout}", self.enqueue_of(name, layout))
+                prepared = Prepared(subject, self.operands, mode, launches, self.kernels.stream.ptr)
+            self._prepared[key] = prepared
         return self._prepared[key]
 
-    def estimate_us(self, name: str, layout: BLayout, mode: Mode) -> float:
-        key = (name, layout)
-        if key not in self._estimate_us:
-            self._estimate_us[key] = self._time_once(self.enqueue_of(name, layout, mode))
-        return self._estimate_us[key]
-
-    def enqueue_of(self, name: str, layout: BLayout, mode: Mode) -> Enqueue:
+    def enqueue_of(self, name: str, layout: BLayout) -> Enqueue:
+        """torch, cublas or cublaslt_heuristic."""
         if name == "torch":
             return lambda index, c, stream: self._enqueue_torch(layout, index, c, stream)
-        if name == "cublas":
-            return self.lt_enqueue(layout, None)
-        if name == "cublaslt_heuristic":
-            return self.lt_enqueue(layout, self.heuristic(layout))
-        return self.lt_enqueue(layout, self.tuned(layout, mode))
+        return self.lt_enqueue(layout, None if name == "cublas" else self.heuristic(layout))
 
-    def describe(self, name: str, layout: BLayout, mode: Mode) -> str:
-        """Which algorithm a cuBLASLt reference is."""
+    def tuned(self, layout: BLayout) -> Algorithm:
+        """The best of the offline pass."""
+        return self._ranked(layout)[0]
+
+    def describe(self, name: str, layout: BLayout, mode: Mode, launches: int) -> str:
+        """Which algorithm a subject is."""
         if name not in ("cublaslt_heuristic", "cublaslt_auto"):
-            return ""
-        algorithm = self.heuristic(layout) if name == "cublaslt_heuristic" else self.tuned(layout, mode)
+            return "cublasGemmEx" if name == "cublas" else ""
+        algorithm: Algorithm = self.heuristic(layout)
+        if name == "cublaslt_auto":
+            self.prepared(name, layout, mode, launches)
+            algorithm = self._tuned[layout, mode, launches]
         of = f"of {len(self._candidates[layout])} candidates"
         return f"cublasGemmEx, faster than each {of}" if algorithm is None else f"{algorithm.label}, {of}"
 

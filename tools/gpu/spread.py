@@ -25,7 +25,7 @@ def baseline_spread(references: References, verifier: Verifier, library: Library
     for layout in LAYOUTS:
         b = int(stored[layout].data.ptr)
         lt = references.lt[layout]
-        for algorithm in (None, references.heuristic(layout), references.tuned(layout, "offline")):
+        for algorithm in (None, references.heuristic(layout), references.tuned(layout)):
             out = cp.empty(m * n, cp.uint16)
             if algorithm is None:
                 library.cublas.enqueue(m, n, k, layout, a, b, int(out.data.ptr), stream)
@@ -37,9 +37,7 @@ def baseline_spread(references: References, verifier: Verifier, library: Library
     for row, (i, j) in enumerate(pairs):
         kernels.max_difference(outputs[i], outputs[j], stats[row])
 
-    def compare(rows: slice, ref: Any, bound: Any, offset: int) -> None:
+    for rows, ref, bound, offset in verifier.product_blocks():
         for i, out in enumerate(outputs):
             kernels.compare(out[rows], ref, bound, offset, "interval", gamma32(k), stats[len(pairs) + i])
-
-    verifier.reference(compare)
     return max(s.max_abs_error for s in read_stats(stats))

@@ -7,28 +7,21 @@ plus 16 KN for FP64 B and |B| plus row blocks of at most BLOCK_BYTES.
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cupy as cp
 import numpy as np
 
 from tools.gpu.blas import Cublas
-from tools.gpu.data import GuardedBuffer, Kernels, new_stats, read_stats
+from tools.gpu.data import GuardedBuffer, Kernels, new_stats, read_stats, seed
 from tools.gpu.driver import BoundLaunch, Event, Gpu, Module, memset8
+from tools.gpu.reference import BLOCK_BYTES, product_blocks
 from tools.launching import ConcreteSpec
 from tools.numerics import gamma32
 from tools.records import Depth, Reason, Status, Task, TierResult, Variant, VerifyResult
 from tools.verdicts import Rejected, SideEffects, Stats, Tier, baseline_bounded, judge, tiers
-
-BLOCK_BYTES = 2 << 30
-
-
-def seed() -> int:
-    """Fresh and secret for every draw."""
-    return int.from_bytes(os.urandom(8), "little")
 
 
 def wait(gpu: Gpu, event: Event, deadline_s: float, what: str) -> None:
@@ -96,11 +89,7 @@ class Verifier:
     def draw(self, tier: Tier) -> None:
         nk = self.variant.b_layout == "nk"
         self.kernels.fill(self.a, tier.a[0], tier.a[1], seed(), self.k, True, self.k)
-        pair_seed = seed()
-        if tier.b[0] == "pair_b":  # B cancels along k by itself: its own pairs are opposite, A's are equal
-            self.kernels.fill(self.b, "pair_b", 1.0, pair_seed, self.k if nk else self.n, nk, self.k)
-        else:
-            self.kernels.fill(self.b, tier.b[0], tier.b[1], pair_seed)
+        self.kernels.fill(self.b, tier.b[0], tier.b[1], seed(), self.k if nk else self.n, nk, self.k)
         if tier.special:
             self._poke()
 
@@ -132,31 +121,15 @@ class Verifier:
         self.kernels.compare_copies(second_c, first_c, 1, 0, False, stats[-2])
         self.kernels.compare_copies(second_c, first_c, 1, 0, True, stats[-1])
 
-        def compare(rows: slice, ref: Any, bound: Any, offset: int) -> None:
+        for rows, ref, bound, offset in self.product_blocks(bounded=tier.modes != ("exact",)):
             for i, mode in enumerate(tier.modes):
                 self.kernels.compare(first_c[rows], ref, bound, offset, mode, gamma32(self.k), stats[i])
-
-        self.reference(compare, bounded=tier.modes != ("exact",))
         values = [int(v) for v in cp.asnumpy(counters)]
         return read_stats(stats), SideEffects(values[4], values[0:2] != values[2:4], values[5])
 
-    def reference(self, visit: Callable[[slice, Any, Any, int], None], bounded: bool = True) -> None:
-        """Blocks of rows of C64 and |A||B|, each handed to ``visit(flat slice, C64, |A||B|, offset)``.
-
-        Without ``bounded`` the second product, which exact comparisons do not look at, is left out and C64 given twice.
-        """
-        a = self.a.view(cp.float16).reshape(self.m, self.k)
-        b = self.b.view(cp.float16)
-        b = b.reshape(self.n, self.k).T if self.variant.b_layout == "nk" else b.reshape(self.k, self.n)
-        b64 = b.astype(cp.float64)
-        b_abs = cp.abs(b64) if bounded else b64
-        rows = max(1, min(self.m, BLOCK_BYTES // (16 * (self.k + self.n))))
-        for start in range(0, self.m, rows):
-            block = a[start : start + rows].astype(cp.float64)
-            ref = cp.matmul(block, b64)
-            bound = cp.matmul(cp.abs(block, out=block), b_abs) if bounded else ref
-            offset = start * self.n
-            visit(slice(offset, offset + ref.size), ref, bound, offset)
+    def product_blocks(self, bounded: bool = True) -> Iterator[tuple[slice, Any, Any, int]]:
+        """The reference on the operands now in place, block by block."""
+        return product_blocks(self.a, self.b, self.m, self.n, self.k, self.variant.b_layout, bounded)
 
     def cublas_error(self, cublas: Cublas) -> float:
         """cuBLAS's own largest error against FP64 on the operands now in place."""
@@ -164,11 +137,8 @@ class Verifier:
         operands = (int(self.a.data.ptr), int(self.b.data.ptr), int(out.data.ptr))
         cublas.enqueue(self.m, self.n, self.k, self.variant.b_layout, *operands, self.stream.ptr)
         stats = new_stats(1)
-        self.reference(
-            lambda rows, ref, bound, offset: self.kernels.compare(
-                out[rows], ref, bound, offset, "interval", gamma32(self.k), stats[0]
-            )
-        )
+        for rows, ref, bound, offset in self.product_blocks():
+            self.kernels.compare(out[rows], ref, bound, offset, "interval", gamma32(self.k), stats[0])
         return read_stats(stats)[0].max_abs_error
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import statistics
-import tempfile
 import time
+import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,11 +22,14 @@ import cupy as cp
 
 from tools.frames import exit_on_hangup, read_frame, write_frame
 from tools.gpu.blas import BlasError
+from tools.gpu.candidate import Candidate
 from tools.gpu.data import Kernels
 from tools.gpu.driver import CudaError, Gpu, Module, check
+from tools.gpu.lock import gpu_lock
 from tools.gpu.nvml import ClockLog
+from tools.gpu.operands import Operands
 from tools.gpu.references import LAYOUTS, Library, References
-from tools.gpu.timing import CandidateSubject, Operands, Prepared, Samples, Subject, launches_for, run_interleaved
+from tools.gpu.replays import Prepared, Subject, run_interleaved, time_of
 from tools.gpu.verify import Verifier, fits, verify
 from tools.launching import LaunchError, accepts, resolve
 from tools.records import (
@@ -48,6 +49,7 @@ from tools.records import (
     VerifyResult,
 )
 from tools.stats import paired_ratio, relative_iqr, strongest
+from tools.timing_plan import launches_per_replay, sets_in_use
 from tools.verdicts import Rejected
 
 MODULES_KEPT = 64
@@ -118,39 +120,44 @@ class Worker:
         started = time.monotonic()
         variant, task = Variant.model_validate(request["variant"]), Task.model_validate(request["task"])
         mode, budget = request["mode"], request["budget"]
+        if (too_large := fits(task, self.gpu)) is not None:
+            return TimingResult(
+                status=Status.UNAVAILABLE, detail=too_large, variant_key=variant.key, task_id=task.task_id,
+                mode=mode, budget=budget,
+            )  # fmt: skip
         module = self._module(request["cubin"])
         spec = resolve(variant, task, self.gpu.sm_count, module.occupancy)
-        with _gpu_lock(self.uuid):
-            bench = self._bench_for(task)
-            references = bench.references
-            candidate = CandidateSubject(self.kernels, module, variant, spec, bench.operands, task)
-            scratch = bench.operands.slot(0)
-            candidate.single_run_us(self.gpu, 0, scratch)
-            time_us = candidate.single_run_us(self.gpu, 1, scratch)
-            launches = launches_for(time_us, mode, 2 * bench.operands.outputs)
-            sets = {"offline": range(2), "server": range(min(4, bench.operands.sets))}.get(mode)
-            if sets is None:
-                sets = range(min(bench.operands.sets, max(2, launches)))
-            layout = variant.b_layout
-            subject = candidate.subject(self.gpu, sets, references.enqueue_of("cublas", layout, mode))
-            names = ["cublaslt_auto"] if budget == "screen" else references.names()
-            prepared = [references.prepared(name, b, mode) for name in names for b in LAYOUTS]
-            own = Prepared(subject, bench.operands, mode, launches, self.stream.ptr)
-            prepared.append(own)
-            extra = [self._empty(bench)] if mode == "server" else []
-            per_round = time_us * launches + sum(
-                references.estimate_us(n, b, mode) * p.replays[0].launches
-                for (n, b), p in zip(((n, b) for n in names for b in LAYOUTS), prepared, strict=False)
-            )
-            try:
-                samples = run_interleaved(
-                    [*prepared, *extra], self.kernels, mode, budget, per_round * 1e-6, self.clocks,
-                    aim_s=request.get("aim_s"), warm_s=request.get("warm_s"),
-                )  # fmt: skip
-            finally:
-                for p in [own, *extra]:
-                    p.destroy()
-        return self._timing_result(variant, task, mode, budget, names, samples, time.monotonic() - started)
+        bench = self._bench_for(task)
+        operands, references = bench.operands, bench.references
+        candidate = Candidate(self.gpu, self.kernels, module, variant, spec, operands, task)
+        before = operands.checksum() if budget != "screen" else 0
+        candidate.first_launch()
+        own_us = time_of(candidate.enqueue, operands, self.stream)
+        launches = launches_per_replay(references.fastest_us(), own_us, mode, 2 * operands.outputs, operands.slots)
+        sets = sets_in_use(mode, launches, operands.sets)
+        subject = candidate.subject(range(sets), references.enqueue_of("cublas", variant.b_layout), budget)
+        names = ["cublaslt_auto"] if budget == "screen" else references.names()
+        keys = [(name, layout) for name in names for layout in LAYOUTS]
+        prepared = [references.prepared(name, layout, mode, launches) for name, layout in keys]
+        round_s = launches * 1e-6 * (own_us + sum(references.estimate_us(name, layout) for name, layout in keys))
+        mine: list[Prepared] = []
+        try:
+            mine.append(Prepared(subject, operands, mode, launches, self.stream.ptr))
+            if mode == "server":
+                mine.append(self._empty(bench))
+            samples = run_interleaved(
+                [*prepared, *mine], self.kernels, mode, budget, round_s, self.clocks,
+                aim_s=request.get("aim_s"), warm_s=request.get("warm_s"),
+            )  # fmt: skip
+        finally:
+            for p in mine:
+                p.destroy()
+        candidate.check_after()
+        if budget != "screen" and operands.checksum() != before:
+            raise Rejected(Reason.MODIFIED_INPUT, "A or B changed while the kernel was timed")
+        result = self._timing_result(variant, task, mode, budget, names, samples, time.monotonic() - started)
+        candidate.refuse_impossible(result.time_us or 0.0)
+        return result
 
     def _timing_result(
         self,
@@ -159,14 +166,14 @@ class Worker:
         mode: Mode,
         budget: Budget,
         names: list[str],
-        samples: Samples,
+        samples: dict[str, Any],
         took_s: float,
     ) -> TimingResult:
-        own = samples.us["candidate"]
+        own = samples["candidate"]
         now = datetime.now(UTC).isoformat(timespec="seconds")
         rows = []
         for name in names:
-            by_layout = {layout: samples.us[strongest(samples.us, name, layout)] for layout in LAYOUTS}
+            by_layout = {layout: samples[strongest(samples, name, layout)] for layout in LAYOUTS}
             medians = {layout: _median(times) for layout, times in by_layout.items()}
             best = min(LAYOUTS, key=medians.__getitem__)
             for reference, layout in ((name, variant.b_layout), (f"{name}_max", best)):
@@ -190,7 +197,7 @@ class Worker:
             budget=budget,
             rows=tuple(rows),
             spread=spread,
-            empty_kernel_us=_median(samples.us["empty"]) if "empty" in samples.us else None,
+            empty_kernel_us=_median(samples["empty"]) if "empty" in samples else None,
             clocks=clocks,
             noisy=spread > NOISY_SPREAD or (headline.ratio_hi - headline.ratio_lo) / headline.ratio > NOISY_SPREAD,
             throttled=_throttled(clocks),
@@ -204,24 +211,24 @@ class Worker:
             return BaselineResult(
                 status=Status.UNAVAILABLE, detail=too_large, task_id=task.task_id, mode=mode, budget=budget
             )
-        with _gpu_lock(self.uuid):
-            bench = self._bench_for(task)
-            references = bench.references
-            keys = [(name, layout) for name in references.names() for layout in LAYOUTS]
-            prepared = [references.prepared(name, layout, mode) for name, layout in keys]
-            per_round = sum(
-                references.estimate_us(n, b, mode) * p.replays[0].launches
-                for (n, b), p in zip(keys, prepared, strict=True)
-            )
-            samples = run_interleaved(prepared, self.kernels, mode, budget, per_round * 1e-6, self.clocks)
+        bench = self._bench_for(task)
+        references = bench.references
+        fastest = references.fastest_us()
+        size, slots = 2 * bench.operands.outputs, bench.operands.slots
+        launches = launches_per_replay(fastest, fastest, mode, size, slots)
+        keys = [(name, layout) for name in references.names() for layout in LAYOUTS]
+        prepared = [references.prepared(name, layout, mode, launches) for name, layout in keys]
+        round_s = launches * 1e-6 * sum(references.estimate_us(name, layout) for name, layout in keys)
+        samples = run_interleaved(prepared, self.kernels, mode, budget, round_s, self.clocks)
+        stands_for = {(name, layout): strongest(samples, name, layout) for name, layout in keys}
         times = tuple(
             BaselineTime(
                 reference=name,
                 b_layout=layout,
-                time_us=_median(samples.us[strongest(samples.us, name, layout)]),
-                algorithm=references.describe(name, layout, mode),
+                time_us=_median(samples[subject]),
+                algorithm=references.describe(subject.split("/")[0], layout, mode, launches),
             )
-            for name, layout in keys
+            for (name, layout), subject in stands_for.items()
         )
         return BaselineResult(
             status=Status.OK, task_id=task.task_id, mode=mode, budget=budget, times=times,
@@ -296,15 +303,6 @@ def _driver_version() -> str:
         return "unknown"
 
 
-@contextlib.contextmanager
-def _gpu_lock(uuid: str) -> Iterator[None]:
-    """One timing at a time per GPU, across processes."""
-    path = Path(tempfile.gettempdir()) / f"hgemm-agent-{uuid}.lock"
-    with path.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-
-
 def _failed(request: dict[str, Any], reason: Reason, detail: str) -> Outcome:
     """The FAILED record of the kind this request would have got."""
     variant, task = Variant.model_validate(request["variant"]), Task.model_validate(request["task"])
@@ -356,6 +354,13 @@ def answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
             failed = _failed(request, reason, f"the kernel faulted: {error}")
             return {"record": failed.model_dump(mode="json"), "restart": True}
         return {"broken": str(error), "restart": True}
+    except Exception as error:  # ours, not the candidate's: it must not be recorded as if it were
+        traceback.print_exc()
+        return {"broken": f"the worker failed: {type(error).__name__}: {error}", "restart": True}
+
+
+#: What is timed has the GPU alone; whatever else runs kernels may share it.
+_EXCLUSIVE = {"time": True, "baselines": True, "verify": False}
 
 
 def main() -> None:
@@ -373,7 +378,12 @@ def main() -> None:
     exit_on_hangup(args.out_fd)
     write_frame(args.out_fd, json.dumps({"ready": True}).encode())
     while (frame := read_frame(args.in_fd)) is not None:
-        reply = answer(worker, json.loads(frame))
+        request = json.loads(frame)
+        exclusive = _EXCLUSIVE.get(request["op"])
+        with contextlib.nullcontext() if exclusive is None else gpu_lock(worker.uuid, exclusive):
+            # The client's deadline runs from here: waiting for somebody else's timing is nobody's fault.
+            write_frame(args.out_fd, json.dumps({"started": True}).encode())
+            reply = answer(worker, request)
         write_frame(args.out_fd, json.dumps(reply).encode())
         if reply["restart"]:
             os._exit(0)  # the context may hang in its own teardown

@@ -244,6 +244,12 @@ class Toolbox:
         """A result that is already known. Only looks; measures nothing."""
         return self._stored(record, self.key(kind, variant, task, *settings))
 
+    def evaluated(self, variant: Variant, task: Task) -> bool:
+        """Whether ``evaluate`` would measure nothing more: a verdict against the variant, or a screen timing."""
+        verified = self._known_verify(variant, task)
+        timed = self.stored(TimingResult, "time", variant, task, "offline", "screen")
+        return timed is not None or (verified is not None and verified.status is Status.FAILED)
+
     def stored_sanitize(self, variant: Variant, task: Task) -> SanitizeResult | None:
         return self._stored(SanitizeResult, self._sanitize_key(variant, sanitize_tasks(variant, task, self._families)))
 

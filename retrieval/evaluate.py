@@ -173,6 +173,12 @@ def table(found: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def missed(found: Evaluation) -> str:
+    """What hybrid search did not find, and what it answered instead."""
+    misses = [miss for miss in found.misses if miss.ranking == "hybrid"]
+    return "\n".join("\n    ".join([miss.ask, *miss.found]) for miss in misses)
+
+
 def main(argv: Sequence[str]) -> int:
     """``python -m retrieval.evaluate [--misses] [INDEX FOLDER]``. Exit 0 if the goal is reached, 1 otherwise."""
     folders = [argument for argument in argv if not argument.startswith("-")]
@@ -186,8 +192,8 @@ def main(argv: Sequence[str]) -> int:
         return 1
     print(table(found))
     print(f"opened in {opened:.2f} s")
-    for miss in found.misses if "--misses" in argv else ():
-        print(f"{miss.ranking}: {miss.ask}", *miss.found, sep="\n    ")
+    if "--misses" in argv:
+        print(missed(found))
     return 0 if found.good_enough else 1
 
 

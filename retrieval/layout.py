@@ -77,6 +77,15 @@ def current(folder: Path) -> Path | None:
     return generation
 
 
+def embedder_in_use(folder: Path) -> str | None:
+    """The name of the embedder of the index there; None if there is none, or it is damaged."""
+    try:
+        generation = current(folder)
+        return read_manifest(generation).embedder if generation else None
+    except RetrievalError:
+        return None
+
+
 def read_manifest(generation: Path) -> Manifest:
     path = generation / MANIFEST
     try:

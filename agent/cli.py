@@ -17,7 +17,10 @@ import typer
 
 from agent.certify_cli import certify
 from agent.compare_cli import compare
+from agent.docs_cli import app as index_app
+from agent.docs_cli import docs
 from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, AgentError, Stopped, UsageError
+from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
 
@@ -247,11 +250,25 @@ app.command()(sweep)
 app.command()(certify)
 app.command()(compare)
 app.command()(report)
+app.add_typer(model_app, name="model")
+app.command()(docs)
+app.add_typer(index_app, name="index")
+
+
+#: Typer carries its own copy of click; this is its UsageError.
+_USAGE_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
 
 
 def main() -> None:
-    """The console script."""
-    app(prog_name="agent")
+    """The console script. Exit code 2 means a rejected kernel here, so a mistyped command line gives 1."""
+    try:
+        code = app(prog_name="agent", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(EXIT_ERROR)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(code if isinstance(code, int) else EXIT_OK)
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -305,11 +322,12 @@ def _sentences() -> tuple[type[Exception], ...]:
     """Errors whose message is written for the user."""
     from memory.store import StoreError
     from policy.base import PolicyError
+    from retrieval.errors import RetrievalError
     from tools.device import DeviceBroken
     from tools.families import ManifestError
     from tools.hgemm import ShapeError
 
-    return AgentError, StoreError, PolicyError, DeviceBroken, ManifestError, ShapeError
+    return AgentError, StoreError, PolicyError, DeviceBroken, ManifestError, ShapeError, RetrievalError
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.device import DeviceBroken
+from tools.extras import install_command
 from tools.paths import home_dir
 from tools.record_file import RecordReader
 from tools.replay import default_path
@@ -223,7 +224,7 @@ def _packages(gpus: Gpus) -> list[Check]:
             version = next((v for d in distributions if (v := package_version(d)) is not None), "installed")
             checks.append(Check(name, True, version))
         else:
-            fix = f"pip install 'hgemm-agent[{extra}]'"
+            fix = install_command(extra)
             checks.append(Check(name, False, "not installed; needed to measure on a GPU", fix))
     return checks
 

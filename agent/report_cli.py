@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent.errors import UsageError
+from tools.extras import install_command
 
 if TYPE_CHECKING:
     from agent.reporting.model import Report
@@ -98,7 +99,7 @@ def write_report(report: Report, folder: Path) -> None:
 def _needs(modules: tuple[str, ...]) -> None:
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
-        raise UsageError(f"agent report needs {' and '.join(missing)}: pip install 'hgemm-agent[report]'")
+        raise UsageError(f"agent report needs {' and '.join(missing)}: {install_command('report')}")
 
 
 def _version() -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, UsageError
+from tools.extras import install_command
 
 if TYPE_CHECKING:
     from agent.config import Settings
@@ -212,4 +213,4 @@ def _needs_dask() -> None:
     import importlib.util
 
     if importlib.util.find_spec("distributed") is None:
-        raise UsageError("agent sweep needs Dask: pip install 'hgemm-agent[sweep]'")
+        raise UsageError(f"agent sweep needs Dask: {install_command('sweep')}")

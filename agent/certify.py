@@ -220,6 +220,7 @@ def _begun(
     fresh = Certificate(
         created_at=_now(),
         finished_at=_now(),
+        protocol_version=info.protocol_version,
         inputs=inputs,
         wanted=len(candidates),
         settings=settings,

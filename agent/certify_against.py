@@ -12,7 +12,7 @@ from pathlib import Path
 from agent.certify_record import Certificate
 from agent.errors import UsageError
 from tools.record_file import RecordReader
-from tools.records import MODES, PROTOCOL_VERSION, DeviceInfo, Mode, Record, TimingRow
+from tools.records import MODES, DeviceInfo, Mode, Record, TimingRow
 
 DEFAULT_SLACK = 0.02
 
@@ -82,7 +82,8 @@ def of_recording(path: Path, keys: Iterable[tuple[str, str]]) -> Earlier:
             for mode in MODES:
                 timing = records.timed(key, task_id, mode, "final")
                 rows += timing.rows if timing is not None and timing.ok else ()
-        return Earlier(name=path.name, device=records.device, protocol_version=PROTOCOL_VERSION, rows=tuple(rows))
+        protocol = records.protocol_version
+        return Earlier(name=path.name, device=records.device, protocol_version=protocol, rows=tuple(rows))
     finally:
         records.close()
 

@@ -33,6 +33,8 @@ def heading(summary: Summary) -> Iterator[str]:
     yield f"session   {summary.session_id}"
     yield f"task      {summary.task.op} {summary.task.label}, {summary.task.accumulate} accumulation"
     yield f"device    {summary.device.label}"
+    if summary.device.protocol_remark:
+        yield f"          {summary.device.protocol_remark}"
     if not summary.finished:
         yield f"unfinished: go on with `agent resume {summary.session_id}`"
     if summary.best is not None:

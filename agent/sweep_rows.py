@@ -18,6 +18,7 @@ from memory.store import Store
 from policy.factory import model_of
 from tools.records import (
     PROTOCOL_VERSION,
+    READABLE_PROTOCOLS,
     BLayout,
     DeviceInfo,
     Family,
@@ -133,6 +134,7 @@ class Stamp:
             "device": info.name,
             "device_label": info.label,
             "driver": info.driver,
+            "protocol_version": info.protocol_version,
         }
 
     def row(self, status: CellStatus, detail: str, elapsed_s: float, **fields: Any) -> SweepRow:
@@ -192,7 +194,7 @@ def stored_rows(store: Store, config: str | None = None, any_protocol: bool = Fa
             row = SweepRow.from_json(payload)
         except ValueError:
             continue
-        if (any_protocol or row.protocol_version == PROTOCOL_VERSION) and config in (None, row.config_id):
+        if (any_protocol or row.protocol_version in READABLE_PROTOCOLS) and config in (None, row.config_id):
             found.append(row)
     return found
 

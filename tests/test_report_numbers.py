@@ -19,7 +19,7 @@ from agent.reporting.published import load_peaks, load_published
 from agent.reporting.source import load
 from tests.report_kit import FAMILIES, HOPELESS, SHAPES, make_record
 from tools.record_file import RecordReader
-from tools.records import MODES, TimingResult
+from tools.records import MODES, PROTOCOL_VERSION, TimingResult
 
 MODE_TITLES = {mode: mode.capitalize() for mode in MODES}
 BINS = {
@@ -390,4 +390,4 @@ def test_profiles_and_provenance(tables: Tables, oracle: Oracle, report: Report)
     ]
     assert facts["SM clock, median of a timing"].startswith(f"{min(clocks)} to {max(clocks)} MHz")
     assert facts["source commit of the recording"] == "0123abc"
-    assert facts["protocol version"] == "1"
+    assert facts["protocol version"] == str(PROTOCOL_VERSION)

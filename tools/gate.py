@@ -2,8 +2,9 @@
 
 The order is enforced here and nowhere else. A call out of order answers REFUSED with a sentence that says what to call
 first. Every answer that says something lasting about the candidate (OK, FAILED, NOT_RECORDED) is stored under a key
-that contains the device and the protocol version, so a store filled by one device does not answer for another.
-UNAVAILABLE and REFUSED pass, with the tool installed or the order kept, and are not stored; neither is DeviceBroken.
+that contains the device, its libraries and the protocol version, so a store filled by one device does not answer for
+another. UNAVAILABLE and REFUSED pass, with the tool installed or the order kept, and are not stored; neither is
+DeviceBroken.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from typing import Literal, Protocol, TypeVar
 from tools.device import Device
 from tools.launching import accepts
 from tools.records import (
-    PROTOCOL_VERSION,
     BaselineResult,
     Budget,
     CompileResult,
@@ -82,7 +82,7 @@ class Admission:
 
 def device_scope(info: DeviceInfo) -> str:
     """What ties a result to where it came from; the first part of every key. Another recording is another scope."""
-    return content_hash([info.kind, info.name, info.driver, info.recorded_on, PROTOCOL_VERSION])
+    return content_hash([info.kind, info.name, info.driver, info.recorded_on, info.library, info.protocol_version])
 
 
 class Toolbox:

@@ -19,7 +19,7 @@ from tools.device import DeviceBroken
 from tools.record_codec import unpack_json, unpack_quick, unpack_timing
 from tools.records import (
     MODES,
-    PROTOCOL_VERSION,
+    READABLE_PROTOCOLS,
     BaselineResult,
     Budget,
     CompileResult,
@@ -80,7 +80,9 @@ class Records:
             }
         self._texts: dict[int, str] = {}
         self._dims: dict[str, dict[str, int]] = {}
-        self.device = DeviceInfo.from_json(self._meta["device"])
+        self.protocol_version = int(self._meta["protocol_version"])
+        stated = DeviceInfo.from_json(self._meta["device"])
+        self.device = stated.model_copy(update={"protocol_version": self.protocol_version})
 
     def _check(self) -> None:
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
@@ -92,10 +94,10 @@ class Records:
                 f"the record file {self.path} has schema version {meta['schema_version']}, newer than the "
                 f"{SCHEMA_VERSION} that this program reads: update hgemm-agent"
             )
-        if meta.get("protocol_version") != str(PROTOCOL_VERSION):
+        if meta.get("protocol_version") not in [str(version) for version in READABLE_PROTOCOLS]:
             raise DeviceBroken(
                 f"the record file {self.path} was measured under protocol version {meta.get('protocol_version')}, "
-                f"this program measures under {PROTOCOL_VERSION}, so the numbers do not compare: record again"
+                f"this program reads {' and '.join(map(str, READABLE_PROTOCOLS))}: record again"
             )
         if "device" not in meta:
             raise DeviceBroken(f"the record file {self.path} does not say which device it is of: record again")
@@ -212,6 +214,7 @@ class Records:
                 "key": key,
                 "device": self.device.name,
                 "driver": self.device.driver,
+                "protocol_version": self.protocol_version,
             }
             fields |= unpack_timing(data, same, self._text)
         return TimingResult(**fields, variant_key=key, task_id=task_id, mode=mode, budget=budget)

@@ -36,7 +36,7 @@ class RecordWriter(Records):
 
     Writes become durable at ``commit``; leaving the context commits, also on an error, since every row is whole by
     itself. UNAVAILABLE and REFUSED are not kept: they say nothing about the candidate. DeviceBroken if the file is of
-    another device or driver.
+    another device, driver, library or protocol.
     """
 
     def __init__(self, path: Path, device: DeviceInfo) -> None:
@@ -50,6 +50,16 @@ class RecordWriter(Records):
                 raise DeviceBroken(
                     f"{path} holds records of {self.device.name} with driver {self.device.driver}, this is "
                     f"{device.name} with driver {device.driver}: give another output file"
+                )
+            if self.device.library != device.library:
+                raise DeviceBroken(
+                    f"{path} holds records against {self.device.library or 'unknown libraries'}, here are "
+                    f"{device.library or 'unknown ones'}: give another output file"
+                )
+            if self.protocol_version != PROTOCOL_VERSION:
+                raise DeviceBroken(
+                    f"{path} was recorded under protocol version {self.protocol_version}, this program measures under "
+                    f"{PROTOCOL_VERSION}, and a file holds one: begin a new file"
                 )
             with self._errors():
                 db.execute("PRAGMA synchronous = FULL")

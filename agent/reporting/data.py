@@ -31,7 +31,7 @@ from agent.reporting.model import (
 from agent.reporting.sizes import EVENT_RESOLUTION_US, PANELS, SIZE_BINS, in_bin, size_of
 from agent.reporting.stats import Sample, std, summarise, with_fallback
 from agent.reporting.winners import Winners, choose
-from tools.records import HEADLINE_REFERENCE, MODES, PROTOCOL_VERSION, Family, Mode, TimingResult
+from tools.records import HEADLINE_REFERENCE, MODES, Family, Mode, TimingResult
 
 BASELINES = ("torch", "cublas", "cublaslt_heuristic", "cublaslt_auto")
 
@@ -54,7 +54,7 @@ def build(
     return Report(
         device=measured.device.label,
         driver=measured.device.driver,
-        protocol_version=PROTOCOL_VERSION,
+        protocol_version=measured.device.protocol_version,
         reference=HEADLINE_REFERENCE,
         shapes_known=len(shapes),
         shapes_with_kernel=sum(s.best is not None for s in shapes),

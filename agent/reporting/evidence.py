@@ -8,7 +8,7 @@ from statistics import median
 from agent.reporting.measured import Measured
 from agent.reporting.model import AccuracyBin, Fact, Profiled, Rejection, ShapeReport, StageCount
 from agent.reporting.sizes import SIZE_BINS, in_bin
-from tools.records import PROTOCOL_VERSION, Status
+from tools.records import Status
 
 _STAGES = {"compile": 0, "verify": 1, "sanitize": 2, "time": 3}
 
@@ -99,7 +99,8 @@ def provenance(measured: Measured, shapes: Sequence[ShapeReport]) -> Iterator[Fa
         yield Fact(name="device", value=f"{info.sm_count} SMs, compute capability {info.compute_capability}, {memory}")
     for name, value in measured.facts:
         yield Fact(name=name, value=value)
-    yield Fact(name="protocol version", value=str(PROTOCOL_VERSION))
+    remark = f" ({info.protocol_remark})" if info.protocol_remark else ""
+    yield Fact(name="protocol version", value=f"{info.protocol_version}{remark}")
     timings = [timing for shape in shapes if (c := shape.choice()) for timing in c.timings.values()]
     stamps = sorted(timing.measured_at for timing in timings)
     if stamps:

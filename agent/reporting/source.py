@@ -21,6 +21,7 @@ from tools.gate import device_scope
 from tools.record_file import Provenance, RecordReader, Records
 from tools.records import (
     MODES,
+    PROTOCOL_VERSION,
     Budget,
     CompileResult,
     DeviceInfo,
@@ -187,7 +188,8 @@ def _choose_device(store: Store, path: Path, wanted: str | None) -> tuple[str, D
 
 
 def _device_of_sweep(row: dict[str, Any]) -> DeviceInfo:
-    return _bare_device(row["device"], row["driver"], row["device_label"])
+    protocol = row.get("protocol_version", PROTOCOL_VERSION)
+    return _bare_device(row["device"], row["driver"], row["device_label"], protocol)
 
 
 def _device_of(store: Store, scope: str) -> DeviceInfo:
@@ -195,14 +197,14 @@ def _device_of(store: Store, scope: str) -> DeviceInfo:
     for payload in store.payloads("time", scope=scope):
         timing = TimingResult.from_json(payload)
         if timing.rows:
-            name, driver = timing.rows[0].device, timing.rows[0].driver
+            name, driver, protocol = timing.rows[0].device, timing.rows[0].driver, timing.rows[0].protocol_version
             break
     else:
-        name, driver = "unknown device", "unknown"
-    return _bare_device(name, driver, f"{name}, driver {driver}, scope {scope}")
+        name, driver, protocol = "unknown device", "unknown", PROTOCOL_VERSION
+    return _bare_device(name, driver, f"{name}, driver {driver}, scope {scope}", protocol)
 
 
-def _bare_device(name: str, driver: str, label: str) -> DeviceInfo:
+def _bare_device(name: str, driver: str, label: str, protocol: int) -> DeviceInfo:
     """Of which no more is known."""
     return DeviceInfo(
         name=name,
@@ -215,6 +217,7 @@ def _bare_device(name: str, driver: str, label: str) -> DeviceInfo:
         memory_bytes=0,
         l2_bytes=0,
         smem_per_block_bytes=0,
+        protocol_version=protocol,
     )
 
 

@@ -56,6 +56,15 @@ class CheckReport(Record):
     def exit_code(self) -> int:
         return {"passed": EXIT_OK, "rejected": EXIT_REJECTED, "incomplete": EXIT_ERROR}[self.verdict]
 
+    @property
+    def conclusion(self) -> str:
+        """The verdict for people, with what would complete it."""
+        if any(stage.status is Status.NOT_RECORDED for stage in self.stages):
+            return f"{self.verdict}: a kernel of your own is measured on a GPU; where there is one, add --device cuda:0"
+        if any(stage.status is Status.UNAVAILABLE for stage in self.stages):
+            return f"{self.verdict}: `agent doctor` says what this machine lacks"
+        return self.verdict
+
 
 def load_variant(source: Path, launch: Path, b_layout: BLayout) -> Variant:
     """Raises UsageError for files that cannot be read or a launch spec that is none."""

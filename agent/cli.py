@@ -174,7 +174,7 @@ def check(
             report = checking.check(opened, variant, task, full=full, modes=MODES, show=show_stage)
         finally:
             opened.close()
-        print(report.to_json() if json_output else report.verdict)
+        print(report.to_json() if json_output else report.conclusion)
         raise typer.Exit(report.exit_code)
 
 

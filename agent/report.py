@@ -116,7 +116,7 @@ def reference_table(summary: Summary) -> Table:
     from rich.table import Table
 
     names = list(dict.fromkeys(t.reference for r in summary.references for t in r.times))
-    table = Table(title="Reference times, us (NN / TN)", title_justify="left")
+    table = Table(title="Reference times from a run of their own, us (NN / TN)", title_justify="left")
     table.add_column("reference")
     for reference in summary.references:
         table.add_column(reference.mode, justify="right")

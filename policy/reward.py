@@ -30,6 +30,7 @@ NOT_EXECUTABLE = frozenset(
         Reason.PTXAS_WARNING,
         Reason.REGISTER_SPILL,
         Reason.FP16_ACCUMULATE,
+        Reason.PRECISION_DOWNGRADE,
         Reason.BAD_LAUNCH_SPEC,
         Reason.NOT_ACCEPTED,
         Reason.TOO_MUCH_SHARED_MEMORY,

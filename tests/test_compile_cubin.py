@@ -15,6 +15,7 @@ from tools.cubin import (
     CubinError,
     disqualifying,
     fp16_accumulators,
+    other_inputs,
     ptxas_usage,
     ptxas_warnings,
     read_cubin,
@@ -133,6 +134,16 @@ def test_fp16_accumulators_are_told_apart(forms: tuple[bytes, Path]) -> None:
     assert {"HMMA.16816.F16", "HMMA.1688.F16", "HMMA.SP.16832.F16", "HGMMA.64x256x16.F16"} < set(half)
     assert "QGMMA.64x32x32.F16" in half
     assert not {"HMMA.16816.F32", "HGMMA.64x256x16.F32", "HMMA.16816.F32.BF16", "IMMA"} & set(half)
+
+
+def test_other_inputs_than_fp16_are_told_apart(forms: tuple[bytes, Path]) -> None:
+    mma = read_cubin(forms[0]).mma
+    other = set(other_inputs(mma))
+    assert {"HMMA.16816.F32.BF16", "HMMA.1688.F32.TF32", "HGMMA.64x256x16.F32.BF16", "IMMA"} < other
+    assert {"QGMMA.64x32x32.F32", "QGMMA.64x32x32.F16", "HGMMA.64x16x8.F32.TF32"} < other
+    assert set(mma) - other == {name for name in mma if name.endswith((".F32", ".F16")) and name[0] == "H"}
+    assert other_inputs({"DMMA": 1, "BMMA": 1, "BGMMA": 1, "IGMMA": 1}) == ("BMMA", "BGMMA", "IGMMA")
+    assert other_inputs({"HMMA.16816.F32.?": 1}) == ("HMMA.16816.F32.?",)
 
 
 STATE = """

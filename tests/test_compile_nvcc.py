@@ -15,7 +15,16 @@ import pytest
 
 from tests.nvcc import GEMM_ARGS, real_toolchain, small_variant
 from tools.build_cache import Build, CompileCache, FunctionUse, source_id
-from tools.compiling import Limits, classify_failure, compile_many, compile_variant, judge, nvcc_command, trim_log
+from tools.compiling import (
+    BASE_FLAGS,
+    Limits,
+    classify_failure,
+    compile_many,
+    compile_variant,
+    judge,
+    nvcc_command,
+    trim_log,
+)
 from tools.device import DeviceBroken
 from tools.families import load_families, plans, render
 from tools.proc import Completed, run
@@ -507,6 +516,21 @@ def test_judgement_takes_the_worst_of_the_launched_kernels() -> None:
 def test_source_id_depends_on_source_flags_and_compiler() -> None:
     ids = {source_id(s, f, c) for s in ("a", "b") for f in ((), ("-DX=1",)) for c in ("nvcc 13.0.88", "nvcc 12.9.1")}
     assert len(ids) == 8
+
+
+@pytest.mark.parametrize("what", ["tools.build_cache.ANALYSIS_VERSION", "tools.compiling.BASE_FLAGS"])
+def test_a_build_is_made_again_when_flags_or_analysis_change(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain, cache, variant = real_toolchain(), CompileCache(tmp_path), small_variant(OK_SOURCE)
+    before = compile_variant(variant, toolchain=toolchain, cache=cache)
+    builds = set(tmp_path.glob("*.json"))
+    assert compile_variant(variant, toolchain=toolchain, cache=cache).ok
+    assert set(tmp_path.glob("*.json")) == builds
+    monkeypatch.setattr(what, 99 if "ANALYSIS" in what else (*BASE_FLAGS, "-DTWICE"))
+    after = compile_variant(variant, toolchain=toolchain, cache=cache)
+    assert len(set(tmp_path.glob("*.json"))) == 2
+    assert (after.build_id, after.cubin_sha256) == (before.build_id, before.cubin_sha256)
 
 
 def test_the_command_names_no_folder_of_the_user() -> None:

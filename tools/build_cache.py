@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
+from tools.cubin import ANALYSIS_VERSION
 from tools.device import DeviceBroken
 from tools.records import CompileResult, Reason, Record, content_hash
 
@@ -51,8 +52,9 @@ class Build(Record):
 
 
 def source_id(source: str, flags: tuple[str, ...], compiler: str) -> str:
-    """Identity of a build. Variants that differ only in how they are launched share one."""
-    return content_hash([source, list(flags), compiler])
+    """Identity of a build and of what is read from it; ``flags`` are all that the compiler gets. Variants that differ
+    only in how they are launched share one."""
+    return content_hash([source, list(flags), compiler, ANALYSIS_VERSION])
 
 
 class CompileCache:

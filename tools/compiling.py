@@ -22,6 +22,7 @@ from tools.cubin import (
     CubinError,
     disqualifying,
     fp16_accumulators,
+    other_inputs,
     ptxas_usage,
     ptxas_warnings,
     read_cubin,
@@ -130,7 +131,7 @@ def _obtain(
     compiler = _precheck(variant, toolchain)
     if isinstance(compiler, _Refused):
         return compiler
-    key = source_id(variant.source, variant.flags, compiler)
+    key = source_id(variant.source, (*BASE_FLAGS, *variant.flags), compiler)
     build = cache.get(key)
     if build is None:
         build, cubin = _build(variant, compiler, toolchain, limits, cancel)
@@ -358,6 +359,11 @@ def _problem(
         return (
             Reason.REGISTER_SPILL,
             f"{spill} bytes of registers are spilled (stores + loads); the limit is {limits.max_spill_bytes}",
+        )
+    if other := other_inputs(build.mma):
+        return (
+            Reason.PRECISION_DOWNGRADE,
+            f"the machine code multiplies other numbers than FP16 ({other[0]}); this task asks for products of FP16",
         )
     if not limits.allow_fp16_accumulate and (half := fp16_accumulators(build.mma)):
         return (

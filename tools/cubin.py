@@ -14,6 +14,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+#: Bumped whenever the same cubin or compiler log would be read differently, so that cached builds are made again.
+ANALYSIS_VERSION = 2
+
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELA, _REL = struct.Struct("<QQq"), struct.Struct("<QQ")
@@ -182,7 +185,7 @@ _GMMA = {0x9F0: "HGMMA", 0xDF0: "HGMMA", 0x9F3: "QGMMA", 0xDF3: "QGMMA"} | {
     code: name for name, codes in (("IGMMA", (0x9F1, 0xDF1)), ("BGMMA", (0x9F2, 0xDF2))) for code in codes
 }
 _OTHER = {_IMMA: "IMMA", _BMMA: "BMMA", _DMMA: "DMMA"}
-_INPUT_TYPES = {0: "", 1: ".BF16", 2: ".TF32"}
+_INPUT_TYPES = {0: "", 1: ".BF16", 2: ".TF32", 3: ".?"}
 
 
 def tensor_core_instructions(code: bytes | memoryview) -> Counter[str]:
@@ -203,14 +206,14 @@ def tensor_core_instructions(code: bytes | memoryview) -> Counter[str]:
 def _hmma(high: int) -> str:
     sparse, accumulator = bool(high & 0x200), ".F32" if high & 0x1000 else ".F16"
     shape = {0: "1688", 1: "16816", 8: "1684", 9: "16832"}.get(high >> 11 & 0x9, "?")
-    return f"HMMA{'.SP' if sparse else ''}.{shape}{accumulator}{_INPUT_TYPES.get(high >> 18 & 3, '')}"
+    return f"HMMA{'.SP' if sparse else ''}.{shape}{accumulator}{_INPUT_TYPES[high >> 18 & 3]}"
 
 
 def _gmma(name: str, low: int, high: int) -> str:
     if name not in ("HGMMA", "QGMMA"):
         return name
     sparse, accumulator = bool(low >> 59 & 1), ".F32" if high & 0x800 else ".F16"
-    inputs = _INPUT_TYPES.get(high >> 12 & 3, "") if name == "HGMMA" else ""
+    inputs = _INPUT_TYPES[high >> 12 & 3] if name == "HGMMA" else ""
     k = (32 if name == "QGMMA" else 8 if inputs == ".TF32" else 16) * (2 if sparse else 1)
     return f"{name}{'.SP' if sparse else ''}.64x{((low >> 53 & 0x1F) + 1) * 8}x{k}{accumulator}{inputs}"
 
@@ -218,6 +221,13 @@ def _gmma(name: str, low: int, high: int) -> str:
 def fp16_accumulators(mma: Mapping[str, int]) -> tuple[str, ...]:
     """The instructions among ``mma`` that accumulate in FP16."""
     return tuple(name for name in mma if ".F16" in name)
+
+
+def other_inputs(mma: Mapping[str, int]) -> tuple[str, ...]:
+    """The instructions among ``mma`` whose inputs are not FP16: FP8, integers, bits, BF16, TF32. FP64 (DMMA) takes more
+    than FP16 has, so it loses nothing."""
+    fp16 = [name for name in mma if name.startswith(("HMMA.", "HGMMA.")) and name.endswith((".F32", ".F16"))]
+    return tuple(name for name in mma if name != "DMMA" and name not in fp16)
 
 
 def _constant_reads(code: Iterable[bytes | memoryview], bank: int) -> tuple[set[int], bool]:

@@ -88,6 +88,7 @@ class Reason(StrEnum):
     PTXAS_WARNING = "ptxas_warning"
     REGISTER_SPILL = "register_spill"
     FP16_ACCUMULATE = "fp16_accumulate"
+    PRECISION_DOWNGRADE = "precision_downgrade"  # tensor-core inputs of another type than FP16
     # launch
     BAD_LAUNCH_SPEC = "bad_launch_spec"
     NOT_ACCEPTED = "not_accepted"  # the family's manifest does not accept this shape

@@ -151,6 +151,32 @@ def test_what_says_nothing_of_the_candidate_is_asked_again(status: Status) -> No
     assert toolbox.sanitize(PLAN, TASK).ok
 
 
+@pytest.mark.parametrize(
+    ("tool", "reason"),
+    [("compile", Reason.COMPILE_TIMEOUT), ("compile", Reason.COMPILE_MEMORY), ("sanitize", Reason.HANG)],
+)
+def test_what_a_slow_machine_can_cause_is_asked_again(tool: str, reason: Reason) -> None:
+    device = ScriptedDevice(lambda called, variant, task: reason if called == tool else None)
+    toolbox = Toolbox(device, MemoryResults())
+
+    def ask() -> Reason | None:
+        compiled = toolbox.compile(PLAN)
+        return compiled.reason if tool == "compile" else toolbox.sanitize(PLAN, TASK).reason
+
+    assert ask() is reason
+    device._script = None
+    assert ask() is None
+    assert device.count(tool) == 2
+
+
+def test_a_hang_at_verify_is_kept() -> None:
+    device = ScriptedDevice(lambda tool, variant, task: Reason.HANG if tool == "verify" else None)
+    toolbox = Toolbox(device, MemoryResults())
+    for _ in range(2):
+        assert toolbox.evaluate(PLAN, TASK).reason is Reason.HANG
+    assert device.count("verify") == 1
+
+
 def test_not_recorded_is_kept() -> None:
     device = ScriptedDevice(lambda tool, variant, task: Status.NOT_RECORDED if tool == "verify" else None)
     toolbox = Toolbox(device, MemoryResults())

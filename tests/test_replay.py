@@ -20,7 +20,9 @@ from tools.recording import record
 from tools.records import (
     MODES,
     Clocks,
+    CompileResult,
     Reason,
+    SanitizeResult,
     Status,
     TierResult,
     TimingResult,
@@ -184,6 +186,18 @@ def test_odd_values_survive_the_file(tmp_path: Path) -> None:
     assert verified == wrong.model_copy(update={"max_abs_error": float("inf")})
     assert replay.verify(other, task, "quick").tiers == ()
     assert replay.time(other, task, "offline", "screen").status is Status.NOT_RECORDED
+
+
+def test_what_another_run_may_answer_otherwise_is_not_recorded(tmp_path: Path) -> None:
+    slow = {"status": Status.FAILED, "detail": "too slow"}
+    plan = PLANS[0]
+    with RecordWriter(tmp_path / "slow.sqlite", ScriptedDevice().info) as writer:
+        hang = SanitizeResult(**slow, reason=Reason.HANG, variant_key=plan.key)
+        writer.put_sanitize(plan, hang)
+        writer.put_compile(plan, CompileResult(**slow, reason=Reason.COMPILE_MEMORY, variant_id=plan.variant_id))
+        assert writer.sanitized(plan.key) is None and writer.compiled(plan.key) is None
+        writer.put_sanitize(plan, hang.model_copy(update={"reason": Reason.RACE}))
+        assert writer.sanitized(plan.key) is not None
 
 
 def test_the_packing_knows_every_field() -> None:

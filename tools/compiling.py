@@ -30,7 +30,7 @@ from tools.cubin import (
 )
 from tools.device import DeviceBroken
 from tools.proc import Completed, run
-from tools.records import ArgSpec, CompileResult, Reason, Status, Variant, content_hash
+from tools.records import NOT_LASTING, ArgSpec, CompileResult, Reason, Status, Variant, content_hash
 from tools.sourcecheck import check_source, uses_cutlass
 from tools.toolchain import HOW_TO_INSTALL, Toolchain, how_to_install
 
@@ -121,9 +121,6 @@ class _Refused:
 
 _Found = Build | _Refused
 
-#: What another run, with more time or memory, may answer differently.
-_NOT_KEPT = frozenset((Reason.COMPILE_TIMEOUT, Reason.COMPILE_MEMORY))
-
 
 def _obtain(
     variant: Variant, toolchain: Toolchain, cache: CompileCache, limits: Limits, cancel: threading.Event | None
@@ -135,7 +132,7 @@ def _obtain(
     build = cache.get(key)
     if build is None:
         build, cubin = _build(variant, compiler, toolchain, limits, cancel)
-        if build.reason not in _NOT_KEPT and _unusable_toolchain(build) is None:
+        if build.reason not in NOT_LASTING and _unusable_toolchain(build) is None:
             cache.put(key, build, cubin)
     return build
 

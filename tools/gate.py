@@ -1,10 +1,10 @@
 """The gate around any device: compile → sanitize → verify → time → profile, each result kept and none taken twice.
 
 The order is enforced here and nowhere else. A call out of order answers REFUSED with a sentence that says what to call
-first. Every answer that says something lasting about the candidate (OK, FAILED, NOT_RECORDED) is stored under a key
-that contains the device, its libraries and the protocol version, so a store filled by one device does not answer for
-another. UNAVAILABLE and REFUSED pass, with the tool installed or the order kept, and are not stored; neither is
-DeviceBroken.
+first. Every answer that another run would repeat (``Outcome.lasting``, and NOT_RECORDED) is stored under a key that
+contains the device, its libraries and the protocol version, so a store filled by one device does not answer for
+another. UNAVAILABLE and REFUSED pass, with the tool installed or the order kept, and are not stored; neither are
+deadlines of tools nor DeviceBroken.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ from tools.sanitize_shapes import sanitize_tasks
 
 Kind = Literal["compile", "verify", "sanitize", "time", "profile", "baselines"]
 R = TypeVar("R", bound=Outcome)
-
-_LASTING = frozenset({Status.OK, Status.FAILED, Status.NOT_RECORDED})
 
 
 class ResultStore(Protocol):
@@ -269,7 +267,7 @@ class Toolbox:
             if found is not None:
                 return found
             result = measure()
-            if result.status not in _LASTING:
+            if not (result.lasting or result.status is Status.NOT_RECORDED):
                 return result
             payload = result.to_json()
             self._results.put(key, kind, payload)

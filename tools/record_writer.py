@@ -23,7 +23,6 @@ from tools.records import (
     Outcome,
     ProfileResult,
     SanitizeResult,
-    Status,
     Task,
     TimingResult,
     Variant,
@@ -35,7 +34,7 @@ class RecordWriter(Records):
     """Adds to a record file, or begins one for ``device``. What is there already stays: the first write wins.
 
     Writes become durable at ``commit``; leaving the context commits, also on an error, since every row is whole by
-    itself. UNAVAILABLE and REFUSED are not kept: they say nothing about the candidate. DeviceBroken if the file is of
+    itself. Only lasting results are kept: the others say nothing about the candidate. DeviceBroken if the file is of
     another device, driver, library or protocol.
     """
 
@@ -113,32 +112,32 @@ class RecordWriter(Records):
 
     def put_compile(self, variant: Variant, result: CompileResult) -> None:
         """Without its log, which is long and says nothing that the other fields do not."""
-        if _lasting(result):
+        if result.lasting:
             kept = result.model_copy(update={"log": ""})
             self._write("INSERT OR IGNORE INTO compiles VALUES (?, ?)", self._add_plan(variant), pack_json(kept))
 
     def put_sanitize(self, variant: Variant, result: SanitizeResult) -> None:
-        if _lasting(result):
+        if result.lasting:
             self._write("INSERT OR IGNORE INTO sanitizes VALUES (?, ?)", self._add_plan(variant), pack_json(result))
 
     def put_profile(self, variant: Variant, task: Task, result: ProfileResult) -> None:
-        if _lasting(result):
+        if result.lasting:
             where = (self._add_task(task), self._add_plan(variant))
             self._write("INSERT OR IGNORE INTO profiles VALUES (?, ?, ?)", *where, pack_json(result))
 
     def put_baselines(self, task: Task, result: BaselineResult) -> None:
-        if _lasting(result):
+        if result.lasting:
             where = (self._add_task(task), MODES.index(result.mode), BUDGETS.index(result.budget))
             self._write("INSERT OR IGNORE INTO baselines VALUES (?, ?, ?, ?)", *where, pack_json(result))
 
     def put_verify(self, variant: Variant, task: Task, result: VerifyResult) -> None:
-        if _lasting(result):
+        if result.lasting:
             where = (self._add_task(task), self._add_plan(variant), DEPTHS.index(result.depth))
             data = pack_json(result) if result.depth == "full" else pack_quick(result, self._intern)
             self._put_outcome("verifies", where, result, data)
 
     def put_timing(self, variant: Variant, task: Task, result: TimingResult) -> None:
-        if _lasting(result):
+        if result.lasting:
             settings = (MODES.index(result.mode), BUDGETS.index(result.budget))
             where = (self._add_task(task), self._add_plan(variant), *settings)
             data = pack_timing(result, self._intern) if result.ok else None
@@ -180,10 +179,6 @@ class RecordWriter(Records):
             if not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
             return int(self._db.execute(sql, values).lastrowid or 0)
-
-
-def _lasting(result: Outcome) -> bool:
-    return result.status in (Status.OK, Status.FAILED)
 
 
 def _create(path: Path, device: DeviceInfo) -> None:

@@ -115,6 +115,10 @@ class Reason(StrEnum):
     SKIPPED_LAUNCH = "skipped_launch"  # a timed launch left its own output unwritten or stale
 
 
+#: A slow or small machine can cause these: another run may answer otherwise, so they are shown and not kept.
+NOT_LASTING = frozenset({Reason.COMPILE_TIMEOUT, Reason.COMPILE_MEMORY})
+
+
 class Outcome(Record):
     """What every tool returns. ``reason`` exists iff ``status`` is FAILED; ``detail`` is one plain sentence, empty
     only when all is well."""
@@ -135,6 +139,11 @@ class Outcome(Record):
     @property
     def ok(self) -> bool:
         return self.status is Status.OK
+
+    @property
+    def lasting(self) -> bool:
+        """Whether this is a verdict on the candidate that another run would repeat."""
+        return self.ok or (self.status is Status.FAILED and self.reason not in NOT_LASTING)
 
 
 # --- task --------------------------------------------------------------------------------------------------------
@@ -434,6 +443,11 @@ class SanitizeResult(Outcome):
         if self.ok and (not self.checks or not all(c.ok for c in self.checks)):
             raise ValueError("a sanitize that is ok has checks and all of them passed")
         return self
+
+    @property
+    def lasting(self) -> bool:
+        """A deadline under tools that slow a kernel a hundredfold proves no hang; verify would see one."""
+        return super().lasting and self.reason is not Reason.HANG
 
 
 class Clocks(Record):

@@ -1,4 +1,4 @@
-"""Search policies: random, and Optuna's TPE over the plans that accept the shape. What a language model must beat.
+"""Search policies: random, and the analytical model followed by Optuna's TPE. What a language model must beat.
 
 Both speak the protocol of a language model (tool calls in, a submit at the end) and keep no state between turns: the
 study is rebuilt from the told trials, so a resumed session goes on exactly as one that was never interrupted.
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from policy.base import PolicyRequest, Trial
-from policy.prior import ranked
 from policy.settings import PolicySettings
 from tools.families import accepted_plans
-from tools.records import Family, Plan, Status, Step, Task, ToolCall, content_hash
+from tools.model import Ranked, rank
+from tools.model_terms import Constants
+from tools.records import DeviceInfo, Family, Plan, Status, Step, Task, ToolCall, content_hash
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -28,17 +29,32 @@ Arm = tuple[str, str]
 #: evaluation 4, and a plan's neighbour says much about it.
 PLANS_PER_ASK = 2
 
+#: The first evaluations follow the analytical model; after them TPE, which needs some trials anyway, takes over.
+MODEL_FIRST = 24
+
+#: The first turn begins with the best plan of every family whose estimate is within this factor of the best estimate:
+#: the model's scale of one family against another is what it knows least.
+LEADER_FACTOR = 1.5
+
 
 class SearchPolicy:
-    """``method``: ``tpe`` or ``random``. Proposes only plans that its families have and the shape's demands admit, each
-    at most once, so a rollout ends when the budget or the plans are used up."""
+    """``method``: ``tpe`` (the model's first choices, then TPE) or ``random``. Proposes only plans that its families
+    have and the shape's demands admit, each at most once, so a rollout ends when the budget or the plans are used up.
+    ``constants_of`` replaces the model's constants, for evaluating it with constants that never saw the shape."""
 
     is_search = True
 
-    def __init__(self, settings: PolicySettings, families: Mapping[str, Family], method: str = "tpe") -> None:
+    def __init__(
+        self,
+        settings: PolicySettings,
+        families: Mapping[str, Family],
+        method: str = "tpe",
+        constants_of: Callable[[Task], Constants] | None = None,
+    ) -> None:
         self._settings = settings
         self._families = dict(families)
         self._method = method
+        self._constants_of = constants_of
         self._plans: dict[str, tuple[Plan, ...]] = {}
         if method == "tpe":
             import optuna
@@ -76,7 +92,8 @@ class SearchPolicy:
     def _model_based(
         self, request: PolicyRequest, plans: Sequence[Plan], unseen: list[Plan], wanted: int, seed: int
     ) -> list[Plan]:
-        seeds = seed_plans(plans, request.task, request.device.sm_count, per_arm=2)
+        constants = self._constants_of(request.task) if self._constants_of else None
+        seeds = seed_plans(plans, request.task, request.device, MODEL_FIRST, constants)
         open_ids = {plan.plan_id for plan in unseen}
         chosen = [plan for plan in seeds if plan.plan_id in open_ids][:wanted]
         if len(chosen) < wanted:
@@ -86,13 +103,24 @@ class SearchPolicy:
         return chosen
 
 
-def seed_plans(plans: Sequence[Plan], task: Task, sm_count: int, per_arm: int) -> list[Plan]:
-    """The prior's best plans of every family and layout: all first choices before any second choice."""
-    arms: dict[Arm, list[Plan]] = {}
-    for plan in plans:
-        arms.setdefault(_arm(plan), []).append(plan)
-    best = [ranked(found, task, sm_count)[:per_arm] for found in arms.values()]
-    return [choices[i] for i in range(per_arm) for choices in best if i < len(choices)]
+def seed_plans(
+    plans: Sequence[Plan], task: Task, device: DeviceInfo, count: int, constants: Constants | None = None
+) -> list[Plan]:
+    """The ``count`` plans that the model would try first: the leaders of the families, then in its order."""
+    ranking = rank(plans, task, device, constants)
+    leaders: dict[str, Ranked] = {}
+    for found in ranking:
+        leaders.setdefault(found.plan.family, found)
+    best_us = ranking[0].time_us if ranking else None
+    first = [r.plan for r in leaders.values() if _may_lead(r.time_us, best_us)]
+    chosen = dict.fromkeys(plan.plan_id for plan in first)
+    rest = [r.plan for r in ranking if r.plan.plan_id not in chosen]
+    return [*first, *rest][:count]
+
+
+def _may_lead(time_us: float | None, best_us: float | None) -> bool:
+    """A family that the model does not know may always."""
+    return time_us is None or best_us is None or time_us <= LEADER_FACTOR * best_us
 
 
 def propose(

@@ -8,11 +8,11 @@ import pytest
 from fakes import ScriptedDevice, ideal_us, toy_families
 
 from policy.base import PolicyRequest, Trial
-from policy.prior import estimate_us, ranked
-from policy.search import SearchPolicy, best_trial, propose, seed_plans
+from policy.search import LEADER_FACTOR, MODEL_FIRST, SearchPolicy, best_trial, propose, seed_plans
 from policy.settings import PolicySettings
 from tools.families import accepted_plans, load_families, render, validate_plan
 from tools.hgemm import hgemm
+from tools.model import rank
 from tools.records import Family, Plan, Reason, Status, Step, Task
 
 DEVICE = ScriptedDevice()
@@ -91,14 +91,17 @@ def test_no_family_for_the_shape_is_said() -> None:
     assert step.tool_calls == () and step.stop == "end" and "no family accepts 33x35x37" in step.text
 
 
-def test_search_begins_with_every_family_and_layout() -> None:
+def test_search_begins_with_the_families_that_may_win() -> None:
     families = load_families()
     for shape in ((64, 64, 64), (512, 512, 512), (4096, 4096, 4096), (64, 64, 16384)):
         task = hgemm(*shape)
-        arms = {(p.family, p.b_layout) for p in plans_of(families, task)}
+        ranking = rank(plans_of(families, task), task, DEVICE.info)
+        near = {r.plan.family for r in ranking if (r.time_us or 0.0) <= LEADER_FACTOR * (ranking[0].time_us or 0.0)}
         step = SearchPolicy(PolicySettings(), families).step(request([], 96, 0, task))
-        first = [(c.arguments["family"], c.arguments["b_layout"]) for c in step.tool_calls[: len(arms)]]
-        assert set(first) == arms, shape
+        proposed = [c.arguments["family"] for c in step.tool_calls]
+        assert step.tool_calls[0].arguments["knobs"] == ranking[0].plan.knobs, shape
+        assert len(near) > 1 or shape == (4096, 4096, 4096)
+        assert set(proposed[: len(near)]) == near, shape
 
 
 def test_batch_and_budget_bound_a_turn() -> None:
@@ -162,26 +165,34 @@ def test_model_beats_chance_on_a_smooth_landscape() -> None:
     assert statistics.mean(ranks["tpe"]) < statistics.mean(ranks["random"])
 
 
-def test_prior_prefers_filling_the_gpu() -> None:
-    family = load_families()["wgmma_persistent"]
-    plans = [p for p in plans_of({family.name: family}, hgemm(4096, 4096, 4096)) if p.b_layout == "nk"]
-    large = ranked(plans, hgemm(8192, 8192, 8192), 132)[0]
-    small = ranked(plans, hgemm(128, 128, 4096), 132)[0]
-    assert large.knobs["BM"] * large.knobs["BN"] > small.knobs["BM"] * small.knobs["BN"]
+def test_seeds_are_the_leaders_then_the_models_order() -> None:
+    families = load_families()
+    task = hgemm(256, 256, 256)
+    plans = plans_of(families, task)
+    ranking = [r.plan for r in rank(plans, task, DEVICE.info)]
+    seeds = seed_plans(plans, task, DEVICE.info, 20)
+    leaders = len({p.family for p in seeds})
+    assert len({p.plan_id for p in seeds}) == 20
+    assert [p.family for p in seeds[:leaders]] == list(dict.fromkeys(p.family for p in seeds[:leaders]))
+    rest = [p for p in ranking if p not in seeds[:leaders]]
+    assert seeds[leaders:] == rest[: 20 - leaders]
 
 
-def test_prior_says_nothing_of_what_it_does_not_know() -> None:
-    plan = Plan(family="x", revision=1, b_layout="nk", knobs={"TILE": 3})
-    assert estimate_us(plan, TASK, 132) is None
-    other = Plan(family="x", revision=1, b_layout="nk", knobs={"TILE": 1})
-    assert ranked([plan, other], TASK, 132) == [plan, other]
+def test_a_family_that_the_model_does_not_know_is_tried_at_once() -> None:
+    known = plans_of(load_families(), TASK)
+    strange = [Plan(family="x", revision=1, b_layout="nk", knobs={"TILE": i}) for i in range(30)]
+    seeds = seed_plans([*known, *strange], TASK, DEVICE.info, 24)
+    assert strange[0] in seeds[:5] and strange[1] not in seeds
+    assert seed_plans(strange, TASK, DEVICE.info, 4) == strange[:4]
 
 
-def test_seeds_take_all_first_choices_before_a_second() -> None:
-    families = toy_families()
-    seeds = seed_plans(plans_of(families, TASK), TASK, 132, per_arm=2)
-    assert [(p.family, p.b_layout) for p in seeds[:3]] == [("toy", "kn"), ("toy", "nk"), ("toy_even", "nk")]
-    assert len({p.plan_id for p in seeds}) == 6
+def test_search_goes_on_with_tpe_after_the_models_choices() -> None:
+    families = load_families()
+    told = drive(SearchPolicy(PolicySettings(), families), families, MODEL_FIRST + 16, seed=3)
+    first = {p.plan_id for p in seed_plans(plans_of(families, TASK), TASK, DEVICE.info, MODEL_FIRST)}
+    assert {t.key for t in told[:MODEL_FIRST]} == first
+    other = drive(SearchPolicy(PolicySettings(), families), families, MODEL_FIRST + 16, seed=4)
+    assert told[:MODEL_FIRST] == other[:MODEL_FIRST] and told[MODEL_FIRST:] != other[MODEL_FIRST:]
 
 
 def test_steps_are_tool_calls_like_a_models() -> None:

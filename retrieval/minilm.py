@@ -79,6 +79,10 @@ class MiniLm:
     # --- questions ---------------------------------------------------------------------------------------------------
 
     def embed_query(self, text: str) -> Vectors:
+        with self._threads.limit(limits=1):  # more threads only wait for each other on matrices this small
+            return self._forward(text)
+
+    def _forward(self, text: str) -> Vectors:
         pieces = self._tokenizer.encode(text).ids
         ids = np.asarray(pieces[: MAX_PIECES - 1] + pieces[-1:] if len(pieces) > MAX_PIECES else pieces)
         w = self._weights
@@ -93,6 +97,12 @@ class MiniLm:
             x = _norm(x + _linear(wide, w, f"{prefix}output.dense"), w, f"{prefix}output.LayerNorm")
         mean = x.mean(axis=0)
         return np.asarray(mean / np.linalg.norm(mean), np.float32)
+
+    @cached_property
+    def _threads(self) -> Any:
+        from threadpoolctl import ThreadpoolController
+
+        return ThreadpoolController()
 
     @cached_property
     def _tokenizer(self) -> Any:

@@ -6,18 +6,16 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent.errors import UsageError
 from tools.device import Device, DeviceBroken
 from tools.hgemm import min_bytes
 from tools.records import CompileResult, DeviceInfo, Record, Task, Variant
+from tools.visible_gpus import visible_gpus
 
 #: What the GPU worker imports; an extra installs them (pyproject.toml).
 _GPU_MODULES = ("cuda.bindings", "cupy", "pynvml", "numpy")
-#: sm_90a: wgmma and TMA.
-NEEDED_CAPABILITY = (9, 0)
 _CUDA = re.compile(r"^cuda:(\d{1,2})$")
 
 
@@ -66,7 +64,7 @@ def _compiler() -> Callable[[Variant], CompileResult] | None:
 def resolve(spec: str) -> str:
     """``auto`` becomes a GPU if there is a usable one, else the recorded H200. Raises UsageError."""
     if spec == "auto":
-        usable = [gpu for gpu in gpus() if gpu.capability == NEEDED_CAPABILITY] if not missing_gpu_modules() else []
+        usable = [gpu for gpu in visible_gpus() if gpu.usable] if not missing_gpu_modules() else []
         return f"cuda:{usable[0].ordinal}" if usable else "replay:h200"
     if _CUDA.match(spec):
         return spec
@@ -89,43 +87,12 @@ def missing_gpu_modules() -> list[str]:
     return missing
 
 
-@dataclass(frozen=True)
-class Gpu:
-    ordinal: int
-    name: str
-    capability: tuple[int, int]
-
-
-def gpus() -> list[Gpu]:
-    """The GPUs the driver shows; empty without NVML, driver or GPU."""
-    try:
-        import pynvml
-    except ImportError:
-        return []
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return []
-    try:
-        found = []
-        for ordinal in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(ordinal)
-            name = pynvml.nvmlDeviceGetName(handle)
-            capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-            found.append(Gpu(ordinal, name.decode() if isinstance(name, bytes) else str(name), capability))
-        return found
-    except pynvml.NVMLError:
-        return []
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def find_devices() -> list[FoundDevice]:
     missing = missing_gpu_modules()
     found = []
-    for gpu in gpus():
+    for gpu in visible_gpus():
         why = ""
-        if gpu.capability != NEEDED_CAPABILITY:
+        if not gpu.usable:
             major, minor = gpu.capability
             why = f"has compute capability {major}.{minor}; the kernels here are for 9.0 (H100, H200)"
         elif missing:

@@ -133,12 +133,13 @@ def make_policy(settings: Settings, families: Mapping[str, Family]) -> Policy:
 
 def expand_devices(specs: list[str]) -> list[str]:
     """``cuda:all`` and comma lists taken apart, ``auto`` resolved, repeats refused. Raises UsageError."""
-    from agent.devices import NEEDED_CAPABILITY, gpus, resolve
+    from agent.devices import resolve
+    from tools.visible_gpus import visible_gpus
 
     found: list[str] = []
     for spec in (part.strip() for text in specs for part in text.split(",")):
         if spec == "cuda:all":
-            usable = [f"cuda:{gpu.ordinal}" for gpu in gpus() if gpu.capability == NEEDED_CAPABILITY]
+            usable = [f"cuda:{gpu.ordinal}" for gpu in visible_gpus() if gpu.usable]
             if not usable:
                 raise UsageError(
                     "cuda:all finds no GPU of compute capability 9.0 here; `agent devices` lists what there is"

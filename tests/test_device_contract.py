@@ -33,6 +33,7 @@ from tools.records import (
 )
 from tools.replay import ReplayDevice
 from tools.sanitize_shapes import sanitize_tasks
+from tools.visible_gpus import visible_gpus
 
 TASK = hgemm(256, 128, 192)
 SANITIZERS = {"memcheck", "racecheck", "initcheck", "synccheck"}
@@ -74,7 +75,7 @@ def bench(
 ) -> Iterator[Bench]:
     if request.param == "cuda":
         cuda_device = pytest.importorskip("tools.cuda_device", reason="the GPU packages are not installed")
-        if not list(cuda_device.visible_gpus()):
+        if not any(gpu.usable for gpu in visible_gpus()):
             pytest.skip("no GPU of compute capability 9.0 here")
         families = load_families()
         device: Device = cuda_device.CudaDevice(0, tmp_path_factory.mktemp("cubins"))

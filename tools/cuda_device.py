@@ -12,7 +12,8 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tools.build_cache import CompileCache
 from tools.compiling import compile_many, compile_variant
 from tools.device import DeviceBroken
 from tools.launching import accepts
+from tools.oneshot_job import child_environment
 from tools.paths import home_dir
 from tools.proc import Child
 from tools.profiling import profile_jobs
@@ -46,6 +48,19 @@ from tools.toolchain import Toolchain, find_toolchain
 START_TIMEOUT_S = 180.0  # importing CuPy and torch on a cold disk
 VERIFY_TIMEOUT_S = 300.0
 TIME_TIMEOUT_S: dict[Budget, float] = {"screen": 180.0, "final": 300.0, "certify": 1800.0}
+LOCK_TIMEOUT_S = 3600.0  # another process may be timing; the seconds above are counted from when it lets go
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A worker that had begun and gave no answer within ``timeout_s``: it died, or was killed for taking so long."""
+
+    died: bool
+    timeout_s: float
+
+    @property
+    def what(self) -> str:
+        return "died" if self.died else f"gave no answer within {self.timeout_s:.0f} s"
 
 
 class CudaDevice:
@@ -68,7 +83,6 @@ class CudaDevice:
         self._compiled: dict[str, CompileResult] = {}
         self._child: Child | None = None
         self._lock = threading.Lock()  # one exchange at a time; compiling goes on beside it
-        self._died = False
         self._info: DeviceInfo | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="hgemm-agent-")
 
@@ -77,10 +91,7 @@ class CudaDevice:
     @property
     def info(self) -> DeviceInfo:
         if self._info is None:
-            reply = self._ask({"op": "info"}, START_TIMEOUT_S)
-            if reply is None or "record" not in reply:
-                raise DeviceBroken(self._broken(reply))
-            self._info = DeviceInfo.model_validate(reply["record"])
+            self._info = DeviceInfo.model_validate(self._record({"op": "info"}, START_TIMEOUT_S))
         return self._info
 
     def compile(self, variant: Variant) -> CompileResult:
@@ -170,10 +181,7 @@ class CudaDevice:
 
     def baselines(self, task: Task, mode: Mode, budget: Budget) -> BaselineResult:
         request = {"op": "baselines", "task": task.model_dump(mode="json"), "mode": mode, "budget": budget}
-        reply = self._ask(request, TIME_TIMEOUT_S[budget])
-        if reply is None or "record" not in reply:
-            raise DeviceBroken(self._broken(reply))
-        return BaselineResult.model_validate(reply["record"])
+        return BaselineResult.model_validate(self._record(request, TIME_TIMEOUT_S[budget]))
 
     def close(self) -> None:
         self._stop()
@@ -224,43 +232,58 @@ class CudaDevice:
             "cubin": str(self._cubin_path(compiled)),
         }
         reply = self._ask(request, timeout_s)
-        if reply is not None and "record" in reply:
-            record: dict[str, Any] = reply["record"]
-            if on_trace is not None and reply.get("trace"):
-                on_trace(reply["trace"])
-            return record
-        if reply is not None:
-            raise DeviceBroken(self._broken(reply))
-        died = self._died
-        reason = Reason.CRASH if died else Reason.HANG
-        detail = (
-            f"{variant.label} {'killed its worker process' if died else f'gave no answer within {timeout_s:.0f} s'}"
-        )
-        return {"status": Status.FAILED, "reason": reason, "detail": detail, **common}
+        if isinstance(reply, Lost):
+            reason = Reason.CRASH if reply.died else Reason.HANG
+            detail = f"under {variant.label} the worker {reply.what}"
+            return {"status": Status.FAILED, "reason": reason, "detail": detail, **common}
+        if on_trace is not None and reply.get("trace"):
+            on_trace(reply["trace"])
+        record: dict[str, Any] = reply["record"]
+        return record
 
-    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """One exchange; None when the worker died or the time ran out (``_died`` says which)."""
+    def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | Lost:
+        """One exchange: the worker says that it has begun, having the GPU's lock, and then what came of it.
+
+        Raises DeviceBroken where it says that it cannot, or was lost before it began: no candidate has run then.
+        """
         with self._lock:
             child = self._running()
-            frame = child.recv(timeout_s) if child.send(json.dumps(request).encode()) else None
-            if frame is None:
-                self._died = not child.alive
+            began = child.recv(LOCK_TIMEOUT_S) if child.send(json.dumps(request).encode()) else None
+            if began is None:
+                why = f"has waited {LOCK_TIMEOUT_S / 60:.0f} min for the GPU" if child.alive else "died before it began"
+                tail = child.stderr_tail().strip().splitlines()
                 self._stop()
-                return None
+                raise DeviceBroken(
+                    f"cuda:{self.ordinal} cannot answer: its worker {why}" + (f" ({tail[-1][:200]})" if tail else "")
+                )
+            frame = child.recv(timeout_s)
+            if frame is None:
+                lost = Lost(died=not child.alive, timeout_s=timeout_s)
+                self._stop()
+                return lost
             reply: dict[str, Any] = json.loads(frame)
             if reply["restart"]:
                 self._stop()
-            return reply
+        if "broken" in reply:
+            raise DeviceBroken(f"cuda:{self.ordinal} cannot answer: {reply['broken']}")
+        return reply
+
+    def _record(self, request: dict[str, Any], timeout_s: float) -> Any:
+        """What a request comes to in which no candidate runs."""
+        reply = self._ask(request, timeout_s)
+        if isinstance(reply, Lost):
+            raise DeviceBroken(f"cuda:{self.ordinal} cannot answer: the worker {reply.what}")
+        return reply["record"]
+
+    def _worker(self) -> list[str]:
+        return [sys.executable, "-m", "tools.gpu.worker", "--ordinal", str(self.ordinal)]
 
     def _running(self) -> Child:
         if self._child is not None and self._child.alive:
             return self._child
         self._stop()
-        root = str(Path(__file__).resolve().parent.parent)
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
-        argv = [sys.executable, "-m", "tools.gpu.worker", "--ordinal", str(self.ordinal)]
         try:
-            child = Child(argv, env=_without_secrets(env))
+            child = Child(self._worker(), env=child_environment())
         except OSError as error:
             raise DeviceBroken(f"the GPU worker could not be started: {error}") from error
         frame = child.recv(START_TIMEOUT_S)
@@ -280,33 +303,11 @@ class CudaDevice:
             self._child.kill()
             self._child = None
 
-    def _broken(self, reply: dict[str, Any] | None) -> str:
-        why = reply.get("broken", "no answer") if reply else "the worker died"
-        return f"cuda:{self.ordinal} cannot answer: {why}"
-
     def __del__(self) -> None:
         with contextlib.suppress(Exception):
             self._stop()
 
 
-def _without_secrets(env: Mapping[str, str]) -> dict[str, str]:
-    """Candidates run in the worker; API keys have no business there."""
-    return {name: value for name, value in env.items() if not name.endswith(("_API_KEY", "_TOKEN", "_SECRET"))}
-
-
 def _inherited(compiled: CompileResult, common: dict[str, Any]) -> dict[str, Any]:
     """A result of another tool that is what the compile was."""
     return {"status": compiled.status, "reason": compiled.reason, "detail": compiled.detail, **common}
-
-
-def visible_gpus() -> Iterable[int]:
-    """Ordinals of GPUs of compute capability 9.0 that NVML sees; empty without a driver or nvidia-ml-py."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        count = pynvml.nvmlDeviceGetCount()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(count)]
-        return [i for i, h in enumerate(handles) if tuple(pynvml.nvmlDeviceGetCudaComputeCapability(h)) == (9, 0)]
-    except Exception:  # no library, no driver, no permission: no GPU that we can use
-        return []

@@ -187,7 +187,7 @@ def test_killed_at_any_measurement_it_goes_on_from_there(tmp_path: Path) -> None
     whole = Bench(tmp_path / "whole")
     expected = run_cell(whole.cell(128, 128, 64), whole.shop())
     total = len(whole.device.calls)
-    for fatal in range(1, total, 5):
+    for fatal in range(1, total - whole.device.count("baselines") + 1, 5):  # a script hears of all but baselines
         left = [fatal]
 
         def script(tool: str, variant: Variant, task: Task | None, left: list[int] = left) -> None:

@@ -69,7 +69,8 @@ def test_a_recording_is_swept_compared_and_certified(recording: Path, tmp_path: 
     listed = tmp_path / "wanted.csv"
     listed.write_text("64,64,64\n512,512,512\n4096,64,64\n64,64,64\n")
     common = ("sweep", "--shapes", str(listed), "--device", device, "--db", db)
-    more = ("--evaluations", "8", "--workers", "2", "--csv", str(table))
+    # Every plan, since one family alone is recorded.
+    more = ("--policy", "random", "--evaluations", "400", "--workers", "2", "--csv", str(table))
     first = agent(*common, *more)
     assert first.exit_code == 0, first.output
     assert "line 4 repeats 64x64x64" in first.stderr and "3/3 shapes" in first.stderr
@@ -300,7 +301,7 @@ def test_the_slurm_script_runs_with_local_processes(tmp_path: Path, recording: P
         (commands / name).write_text(f"#!/usr/bin/env bash\n{text}")
         (commands / name).chmod(0o755)
     path = f"{commands}{os.pathsep}{os.environ['PATH']}"
-    options = ("--records", "--evaluations", "40", "--db", "s.sqlite", "--spool", ".", "--json")
+    options = ("--records", "--policy", "random", "--evaluations", "400", "--db", "s.sqlite", "--spool", ".", "--json")
     process = subprocess.Popen(
         [str(ROOT / "scripts" / "sweep_slurm.sh"), *options],
         env={**environment(), "PATH": path, "SRUN": "two", "DEVICE": f"replay:{recording}"},

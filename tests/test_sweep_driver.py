@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -247,6 +248,14 @@ def test_different_devices_do_not_mix() -> None:
         same_device({"a": Hello("h", True, one), "b": Hello("h", True, other)})
     with pytest.raises(SweepError, match=r"worker at b \(h2\) has no device: no GPU"):
         same_device({"a": Hello("h", True, one), "b": Hello("h2", True, error="no GPU")})
+
+
+def test_dask_has_two_edges() -> None:
+    """A sweep's cells, journals and driver run without it; a farm of another kind would be one more module."""
+    root = Path(__file__).resolve().parent.parent / "agent"
+    pattern = re.compile(r"^\s*(import|from) (dask|distributed)", re.M)
+    users = {path.name for path in root.rglob("*.py") if pattern.search(path.read_text())}
+    assert users == {"sweep_farm.py", "sweep_worker.py"}
 
 
 # --- what is shown ----------------------------------------------------------------------------------------------------

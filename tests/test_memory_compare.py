@@ -30,10 +30,8 @@ def test_the_policy_moves_away_from_the_worse_one() -> None:
     found = [space.mutate(BY_KNOBS[4, 4], BY_KNOBS[1, 4], set(), random.Random(seed)) for seed in range(40)]
     moved = [key for key in found if key == BY_KNOBS[8, 4]]
     assert len(moved) > 20, "X grew, as from the worse to the better one"
-    assert (
-        BY_KNOBS[2, 4] not in set(found) - {BY_KNOBS[2, 4]}
-        and space.mutate(BY_KNOBS[4, 4], None, set(BY_KNOBS.values()), random.Random(0)) is None
-    )
+    assert found.count(BY_KNOBS[2, 4]) < 10, "only where the coin left no move"
+    assert space.mutate(BY_KNOBS[4, 4], None, set(BY_KNOBS.values()), random.Random(0)) is None
 
 
 @pytest.mark.parametrize("strategy", ["contrastive", "islands", "best-k", "random"])

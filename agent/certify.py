@@ -94,7 +94,7 @@ class CertifyDevice:
         if budget != "certify" or not isinstance(self._device, CertifyTimer):
             return self._device.time(variant, task, mode, budget)
         result, trace = self._device.time_certify(
-            variant, task, mode, warm_s=self._settings.warm_s, aim_s=self._settings.run_s(mode)
+            variant, task, mode, warm_s=self._settings.warm_s, aim_s=self._settings.timed_s
         )
         if trace is not None:
             self.traces[variant.key, task.task_id, mode] = trace

@@ -39,15 +39,16 @@ EntryStatus = Literal["certified", "rejected", "incomplete"]
 
 
 class CertifySettings(Record):
-    """Seconds for one kernel, shape and mode. ``timed_s`` is what the kernel and any one reference get between them;
-    all references run in turn with the kernel, so a run lasts longer (``run_s``)."""
+    """Seconds for one kernel, shape and mode. ``timed_s`` is what the kernel and each one reference are timed for
+    between them; all references run in turn with the kernel, so a run lasts longer (``run_s``)."""
 
     warm_s: float = Field(ge=0)
     timed_s: float = Field(gt=0)
     modes: tuple[Mode, ...] = Field(min_length=1)
 
     def run_s(self, mode: Mode) -> float:
-        """The timed part: the kernel, four references in two layouts each, and in server mode an empty kernel."""
+        """At least, after the warm-up: the kernel, four references in two layouts each, and in server mode an empty
+        kernel share the time evenly."""
         subjects = 10 if mode == "server" else 9
         return self.timed_s * subjects / 2
 

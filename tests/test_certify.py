@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from agent.certify_record import Certificate, CertifySettings
 from agent.cli import app
 from agent.errors import UsageError
 from memory.store import Store
+from tests import simulated_gpu
 from tools.cuda_device import TIME_TIMEOUT_S, CudaDevice, Lost
 from tools.device import CertifyTimer
 from tools.families import render, validate_plan
@@ -87,9 +89,9 @@ def test_each_kernel_goes_through_the_gate_and_is_timed_for_the_given_seconds(tm
     events: list[Event] = []
     found = run(device, tmp_path / "c.json", observer=events.append)
     assert isinstance(device, CertifyTimer) and found.complete
-    # Nine subjects (the kernel, four references in two layouts) share the timed part, so that the kernel and any one
-    # reference have 2 s between them; the server's empty kernel is the tenth.
-    assert device.asked == [("offline", 1.0, 9.0), ("server", 1.0, 10.0)] * 3
+    assert device.asked == [("offline", 1.0, 2.0), ("server", 1.0, 2.0)] * 3
+    # Nine subjects (the kernel, four references in two layouts) share the time; the server's empty kernel is the tenth.
+    assert (SETTINGS.run_s("offline"), SETTINGS.run_s("server")) == (9.0, 10.0)
     assert [call.tool for call in device.calls][:5] == ["compile", "verify", "sanitize", "time", "time"]
     assert [call.setting for call in device.calls if call.tool == "verify"] == ["full"] * 3
     entry = found.entries[0]
@@ -428,7 +430,7 @@ def test_the_worker_is_asked_for_the_seconds_and_the_trace(tmp_path: Path) -> No
     result, trace = device.time_certify(variant, task, "server", warm_s=2.0, aim_s=3000.0)
     request, timeout_s = device.requests[0]
     assert (request["warm_s"], request["aim_s"], request["trace"], request["mode"]) == (2.0, 3000.0, True, "server")
-    assert request["budget"] == "certify" and timeout_s >= 3002.0 + TIME_TIMEOUT_S["certify"]
+    assert request["budget"] == "certify" and timeout_s >= 2.0 + 5 * 3000.0 + TIME_TIMEOUT_S["certify"]
     assert result == answer and trace == TRACE
     device.reply = {"record": answer.model_dump(mode="json")}
     assert device.time_certify(variant, task, "server", warm_s=2.0, aim_s=3.0)[1] is None, "without NVML"
@@ -437,6 +439,27 @@ def test_the_worker_is_asked_for_the_seconds_and_the_trace(tmp_path: Path) -> No
     assert hung.reason is Reason.HANG
     assert isinstance(device, CertifyTimer) and not isinstance(ScriptedDevice(), CertifyTimer)
     device.close()
+
+
+@pytest.mark.parametrize("mode", ["offline", "server"])
+def test_the_workers_run_ends_when_every_pair_has_its_seconds(mode: Mode) -> None:
+    """On a simulated GPU. A server's calls are mostly gap: without it, microseconds of kernels would never sum up."""
+    task, aim_s = hgemm(24, 16, 40), {"offline": 0.004, "server": 0.15}[mode]
+    request = {"op": "time", "mode": mode, "budget": "certify", "cubin": "", "warm_s": 0.02, "aim_s": aim_s}
+    request |= {"variant": simulated_gpu.variant().model_dump(mode="json"), "task": task.model_dump(mode="json")}
+    costs = {"first": 3.0, "second": 2.0, "gemmex": 2.5}
+    with simulated_gpu.simulated_worker(simulated_gpu.honest, 1.0, task.dims, costs) as gpu:
+        started = time.monotonic()
+        reply = gpu.ask({**request, "trace": True})
+        took_s = time.monotonic() - started
+    assert set(reply) == {"record", "restart"}, "no NVML, no trace"
+    result = TimingResult.model_validate(reply["record"])
+    row = result.row("cublaslt_auto")
+    assert result.ok and row is not None and row.ratio == pytest.approx(2.0)
+    assert row.samples >= 30 and took_s < 60
+    if mode == "offline":
+        assert row.samples * 40 * 3e-6 >= aim_s, "40 launches a round of 1 us and of 2 us"
+        assert row.samples * 40 * 3e-6 < 2 * aim_s or row.samples == 30
 
 
 class Nvml:

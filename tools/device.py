@@ -57,5 +57,6 @@ class CertifyTimer(Protocol):
     def time_certify(
         self, variant: Variant, task: Task, mode: Mode, *, warm_s: float, aim_s: float
     ) -> tuple[TimingResult, ClockTrace | None]:
-        """``time`` at budget certify: ``warm_s`` seconds of warm-up, then ``aim_s`` seconds of all subjects in turn."""
+        """``time`` at budget certify: ``warm_s`` seconds of warm-up, then as long as gives the candidate and each
+        reference ``aim_s`` seconds together: all of them run in turn."""
         ...

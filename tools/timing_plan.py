@@ -28,7 +28,8 @@ SLOW_ROUND_S = 20e-3
 class Effort:
     """Rounds a run takes: between ``least`` and ``most``, aiming at ``aim_s`` seconds of device time a subject.
 
-    For certify ``aim_s`` is what the candidate and each reference are timed for together, after ``warm_s``.
+    For certify ``aim_s`` is what the candidate and each reference are timed for together, after ``warm_s``; in server
+    mode their gaps count.
     """
 
     least: int

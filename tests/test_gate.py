@@ -284,16 +284,24 @@ class TestSanitizeShapes:
         assert dims == [{"M": 64, "N": 64, "K": 64}, {"M": 67, "N": 34, "K": 34}]
 
     def test_a_large_shape_is_reduced_and_given_tails(self) -> None:
-        small, tail = sanitize_tasks(raw_variant(), hgemm(16384, 12288, 4097))
+        small, tail, own = sanitize_tasks(raw_variant(), hgemm(16384, 12288, 4097))
         assert small.dims == {"M": 256, "N": 256, "K": 257}
         assert tail.dims == {"M": 257, "N": 257, "K": 258}
+        assert own == hgemm(16384, 12288, 4097), "a source may cheat at this shape alone"
 
     def test_a_small_shape_is_its_own(self) -> None:
-        assert sanitize_tasks(raw_variant(), hgemm(64, 64, 300))[0].dims == {"M": 64, "N": 64, "K": 300}
+        own, tail = sanitize_tasks(raw_variant(), hgemm(64, 64, 300))
+        assert own.dims == {"M": 64, "N": 64, "K": 300}
+        assert tail.dims == {"M": 65, "N": 65, "K": 301}
+
+    def test_a_plan_of_no_known_family_is_run_at_its_own_shape_too(self) -> None:
+        task = hgemm(4096, 4096, 4096)
+        assert task in sanitize_tasks(PLAN, task, {})
+        assert task not in sanitize_tasks(PLAN, task, FAMILIES)
 
     def test_demands_are_kept(self) -> None:
         demanding = raw_variant(accepts=("M % 128 == 0", "N % 8 == 0", "K >= 2048"))
-        small, tail = sanitize_tasks(demanding, hgemm(4096, 4096, 4096))
+        small, tail, _ = sanitize_tasks(demanding, hgemm(4096, 4096, 4096))
         assert small.dims == {"M": 256, "N": 256, "K": 4096}
         assert tail.dims == {"M": 256, "N": 264, "K": 4097}
         assert all(accepts(demanding, t) is None for t in (small, tail))
@@ -316,7 +324,7 @@ class TestSanitizeShapes:
         )
         launch = raw.launch.launches[0].model_copy(update={"args": (tma, *raw.launch.launches[0].args[1:])})
         variant = raw.model_copy(update={"launch": raw.launch.model_copy(update={"launches": (launch,)})})
-        _, tail = sanitize_tasks(variant, hgemm(1024, 1024, 1024))
+        _, tail, _ = sanitize_tasks(variant, hgemm(1024, 1024, 1024))
         assert tail.dims == {"M": 257, "N": 257, "K": 264}
         assert launchable(variant, tail)
 

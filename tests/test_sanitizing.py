@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import stat
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from tests.fakes import raw_variant
 from tests.nvcc import small_variant
 from tools.hgemm import hgemm
-from tools.oneshot_job import child_environment, last_line
-from tools.records import Reason, SanitizeResult, Status
+from tools.oneshot_job import EXIT_CANDIDATE_FAILED, child_environment, done_line, last_line, write_job
+from tools.records import Reason, SanitizeResult, Status, Task, Variant
+from tools.sanitize_shapes import sanitize_tasks
 from tools.sanitizing import (
     TOOLS,
     SanitizerReport,
     SanitizerTool,
     combine,
     parse_sanitizer_log,
+    planned,
     sanitize_command,
+    sanitize_many,
     sanitize_variant,
 )
 from tools.toolchain import Tool, Toolchain, find_toolchain
@@ -92,8 +100,19 @@ CLUSTER = """\
 =========
 ========= ERROR SUMMARY: 1 error
 """
-CLEAN = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
-CLEAN_RACE = "========= COMPUTE-SANITIZER\n========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+DONE = f"{done_line(1)}\n"
+CLEAN = f"========= COMPUTE-SANITIZER\n{DONE}========= ERROR SUMMARY: 0 errors\n"
+CLEAN_RACE = (
+    f"========= COMPUTE-SANITIZER\n{DONE}========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+)
+FAILED_AND_WARNED = """\
+========= COMPUTE-SANITIZER
+========= Warning: Race reported between Read access at gemm+0x260
+=========     and Write access at gemm+0x200 [4 hazards]
+=========
+oneshot: cuCtxSynchronize: CUDA_ERROR_LAUNCH_FAILED
+========= RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)
+"""
 UNSUPPORTED = """\
 ========= COMPUTE-SANITIZER
 ========= Error: Device not supported. Please refer to the "Supported Devices" section of the sanitizer documentation
@@ -137,7 +156,19 @@ CRASHED = "========= COMPUTE-SANITIZER\nTraceback:\nValueError: boom\n========= 
         ),
         ("memcheck", OUT_OF_BOUNDS, 3, "failed", Reason.MEMCHECK, 1024, "is out of bounds"),
         ("racecheck", RACE, 86, "failed", Reason.RACE, 1, "Race reported between Write access at gemm+0x90 and Read"),
-        ("racecheck", RACE_WARNINGS, 0, "ok", None, 0, "2 warnings, no errors: Race reported between Read"),
+        (
+            "racecheck",
+            RACE_WARNINGS,
+            0,
+            "failed",
+            Reason.RACE,
+            2,
+            "Race reported between Read access at gemm+0x260 and",
+        ),
+        ("racecheck", RACE_WARNINGS + DONE, 86, "failed", Reason.RACE, 2, "(2 errors in all)"),
+        ("racecheck", FAILED_AND_WARNED, 86, "failed", Reason.RACE, 1, "Race reported"),
+        ("racecheck", CLEAN_RACE.replace(DONE, ""), 0, "unavailable", None, 0, "broke off: it printed nothing"),
+        ("memcheck", CLEAN.replace(DONE, done_line(2) + "\n"), 0, "unavailable", None, 0, "broke off"),
         ("racecheck", CLUSTER, 86, "failed", Reason.RACE, 1, "might have already exited"),
         (
             "initcheck",
@@ -184,10 +215,16 @@ def test_only_a_clean_summary_and_a_good_exit_pass(tool: SanitizerTool) -> None:
         assert parse_sanitizer_log(tool, text, 0).status is not Status.OK
 
 
+def test_a_group_passes_only_when_all_of_it_was_launched() -> None:
+    assert parse_sanitizer_log("memcheck", CLEAN.replace(DONE, done_line(3) + "\n"), 0, launches=3).status is Status.OK
+    assert parse_sanitizer_log("memcheck", CLEAN, 0, launches=3).status is Status.UNAVAILABLE
+
+
 def test_command_line() -> None:
     command = sanitize_command(Path("/x/compute-sanitizer"), "memcheck", Path("/j/0.json"))
     assert command[:3] == ["/x/compute-sanitizer", "--tool", "memcheck"]
     assert command[-3:] == ["-m", "tools.gpu.oneshot", "/j/0.json"]
+    assert int(command[command.index("--padding") + 1]) >= 256
     assert "--report-api-errors" not in sanitize_command(Path("x"), "racecheck", Path("j"))
 
 
@@ -237,6 +274,47 @@ def test_all_tools_at_all_shapes(tmp_path: Path) -> None:
     assert result.elapsed_s > 0
 
 
+def test_shared_memory_is_followed_only_at_shapes_that_end_in_time() -> None:
+    small, own = hgemm(256, 256, 256), hgemm(4096, 4096, 4096)
+    everything = [(tool, small) for tool in TOOLS]
+    assert planned([small, own]) == [*everything, ("memcheck", own), ("initcheck", own)]
+    assert planned([hgemm(512, 512, 512)]) == [(tool, hgemm(512, 512, 512)) for tool in TOOLS]
+    assert planned([own]) == [(tool, own) for tool in TOOLS], "a kernel of one shape is not let off"
+    assert planned([]) == []
+
+
+@pytest.mark.parametrize("rejected", [False, True])
+def test_a_large_shape_is_run_with_the_cheap_tools(tmp_path: Path, rejected: bool) -> None:
+    """`if (M == 4096) cheat` is clean at every smaller shape."""
+    log, calls = tmp_path / "bounds.txt", tmp_path / "calls"
+    log.write_text(OUT_OF_BOUNDS)
+    cheat = f'if [ $tool = memcheck ] && grep -q \'"M": 4096\' "$job"; then cat {log}; exit 86; fi\n'
+    body = f"echo $tool $job >> {calls}\n{cheat if rejected else ''}{PASS}"
+    tasks = sanitize_tasks(raw_variant(), hgemm(4096, 4096, 4096))
+    result = sanitize_variant(raw_variant(), tasks, tmp_path / "k.cubin", toolchain=scripted(tmp_path, body), jobs=4)
+    assert result.reason is (Reason.MEMCHECK if rejected else None)
+    assert [c.tool for c in result.checks if c.dims["M"] == 4096] == ["memcheck", "initcheck"]
+    assert len(calls.read_text().splitlines()) == len(result.checks) == 10
+
+
+def test_many_are_run_in_one_process_and_taken_apart_on_a_finding(tmp_path: Path) -> None:
+    log, calls = tmp_path / "race.txt", tmp_path / "calls"
+    log.write_text(RACE)
+    own = hgemm(4096, 4096, 4096)
+    other = raw_variant("races")
+    items = [(raw_variant(), [TASKS[0], own], tmp_path / "k.cubin"), (other, [TASKS[0]], tmp_path / "k.cubin")]
+    # As many "launches done" as the job holds launches.
+    counted = PASS.replace("launches done: 1", "launches done: '$(grep -o '\"cubin\"' \"$job\" | wc -l)'")
+    toolchain = scripted(tmp_path, f"echo $tool >> {calls}\n{counted}")
+    results = sanitize_many(items, toolchain=toolchain, jobs=2)
+    assert [r.status for r in results] == [Status.OK, Status.OK], results
+    assert [len(r.checks) for r in results] == [6, 4]
+    assert sorted(calls.read_text().split()) == sorted(TOOLS)
+    racing = f'if [ $tool = racecheck ] && grep -q races "$job"; then cat {log}; exit 86; fi\n{counted}'
+    results = sanitize_many(items, toolchain=scripted(tmp_path, racing), jobs=2)
+    assert [r.reason for r in results] == [None, Reason.RACE]
+
+
 def test_the_job_reaches_the_child(tmp_path: Path) -> None:
     sanitized(tmp_path, f'if [ $tool = memcheck ]; then cp "$job" {tmp_path}/; fi\n{PASS}')
     jobs = [json.loads((tmp_path / f"{number}.json").read_text()) for number in (0, 1)]
@@ -281,7 +359,45 @@ def test_children_get_no_secrets_and_find_the_package(tmp_path: Path, monkeypatc
 
 def test_last_line_is_the_childs_own() -> None:
     assert last_line(LAUNCH_FAILED) == "oneshot: cuLaunchKernelEx: CUDA_ERROR_INVALID_VALUE"
-    assert last_line(CLEAN) == "it printed nothing"
+    assert last_line(CLEAN.replace(DONE, "")) == "it printed nothing"
+
+
+@pytest.fixture
+def oneshot(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The child's module, with a driver that does nothing."""
+    driver = ModuleType("tools.gpu.driver")
+    for name in ("BoundLaunch", "Gpu", "Module", "check", "memset8"):
+        setattr(driver, name, lambda *_: None)
+    driver.CudaError = type("CudaError", (Exception,), {})  # type: ignore[attr-defined]
+    bindings = ModuleType("cuda.bindings")
+    bindings.driver = None  # type: ignore[attr-defined]
+    fakes = {"cuda": ModuleType("cuda"), "cuda.bindings": bindings, "tools.gpu.driver": driver}
+    for name, module in fakes.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    sys.modules.pop("tools.gpu.oneshot", None)
+    yield importlib.import_module("tools.gpu.oneshot")
+    del sys.modules["tools.gpu.oneshot"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_child_says_that_all_was_launched_only_if_it_was(
+    oneshot: ModuleType,
+    fails: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "k.cubin").write_bytes(b"")
+    write_job(tmp_path / "job.json", 0, [(VARIANT, task, tmp_path / "k.cubin") for task in TASKS])
+
+    def launch(gpu: object, cubin: bytes, variant: Variant, task: Task) -> None:
+        if fails and task == TASKS[-1]:
+            raise oneshot.CudaError("cuCtxSynchronize: CUDA_ERROR_LAUNCH_FAILED")
+
+    monkeypatch.setattr(oneshot, "run", launch)
+    monkeypatch.setattr(sys, "argv", ["oneshot", str(tmp_path / "job.json")])
+    assert oneshot.main() == (EXIT_CANDIDATE_FAILED if fails else 0)
+    assert (done_line(2) in capsys.readouterr().out.splitlines()) is not fails
 
 
 def test_the_real_sanitizer_without_a_gpu_is_unavailable(tmp_path: Path) -> None:

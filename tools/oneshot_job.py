@@ -28,6 +28,11 @@ def write_job(path: Path, ordinal: int, jobs: Sequence[Launchable]) -> None:
     path.write_text(json.dumps({"ordinal": ordinal, "jobs": items}))
 
 
+def done_line(launches: int) -> str:
+    """The child's last words: every candidate was launched, and the GPU has finished."""
+    return f"oneshot: launches done: {launches}"
+
+
 def oneshot_argv(job: Path) -> list[str]:
     return [sys.executable, "-m", "tools.gpu.oneshot", str(job)]
 

@@ -1,7 +1,7 @@
-"""Which shapes a variant is sanitized at: a small one and one with tails, or only its own. Pure.
+"""Which shapes a variant is sanitized at: a small one, one with tails, and for a raw source its own. Pure.
 
-compute-sanitizer slows a kernel by two orders of magnitude and more, so it never runs at a large shape where a small
-one does the same work.
+compute-sanitizer slows a kernel by two orders of magnitude and more, so a family, whose source is ours, never runs at a
+large shape where a small one does the same work. A raw source may do at one shape what it does at no other.
 """
 
 from __future__ import annotations
@@ -21,16 +21,13 @@ TAIL_STEPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 def sanitize_tasks(variant: Variant, task: Task, families: Mapping[str, Family] | None = None) -> tuple[Task, ...]:
-    """The tasks to sanitize ``variant`` at, of which ``task`` itself is one only where nothing smaller will do.
+    """The tasks to sanitize ``variant`` at, each once, the smallest first.
 
-    A plan of a known family runs at the family's ``sanitize_dims``, whatever ``task`` is, so that one run serves all
-    shapes. A variant whose launch does not depend on every dimension is made for one shape and runs only there.
+    A plan of a known family runs at ``family_tasks``, whatever ``task`` is. Any other variant runs at ``task`` too; one
+    whose launch does not depend on every dimension is made for one shape and runs only there.
     """
-    family = (families or {}).get(variant.plan.family) if variant.plan else None
-    if family is not None:
-        stated = tuple(t for t in (_with(task, dims) for dims in family.sanitize_dims) if launchable(variant, t))
-        if stated:
-            return stated
+    if stated := family_tasks(variant, task, families):
+        return stated
     try:
         for_one_shape = not _named_dims(variant) >= set(task.dims)
     except ExprError:  # the launch is refused anyway, with this sentence, wherever it is tried
@@ -39,7 +36,16 @@ def sanitize_tasks(variant: Variant, task: Task, families: Mapping[str, Family] 
         return (task,)
     small = _small(variant, task)
     tail = _tail(variant, small)
-    return (small,) if tail is None else (small, tail)
+    found = {t.task_id: t for t in (small, tail, task) if t is not None}
+    return tuple(found.values())
+
+
+def family_tasks(variant: Variant, task: Task, families: Mapping[str, Family] | None) -> tuple[Task, ...]:
+    """Where the family of a plan has its plans sanitized, once for all shapes; empty for any other variant."""
+    family = (families or {}).get(variant.plan.family) if variant.plan else None
+    if family is None:
+        return ()
+    return tuple(t for t in (_with(task, dims) for dims in family.sanitize_dims) if launchable(variant, t))
 
 
 def launchable(variant: Variant, task: Task) -> bool:

@@ -2,7 +2,7 @@
 
 The child (tools/gpu/oneshot.py) allocates exactly what the task needs. Message formats are those of "Compute Sanitizer"
 2023–2026, NVIDIA's manual of the tool. A run counts as passed only if the tool printed its own summary with no errors
-*and* the child ended well: a tool that could not attach also ends with code 0.
+*and* the child said that all was launched: a tool that could not attach also ends with code 0.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Literal
 
 from tools.build_cache import storage_sentence
 from tools.device import DeviceBroken
-from tools.oneshot_job import EXIT_CANDIDATE_FAILED, child_environment, last_line, oneshot_argv, write_job
+from tools.oneshot_job import EXIT_CANDIDATE_FAILED, child_environment, done_line, last_line, oneshot_argv, write_job
 from tools.proc import run
 from tools.records import Reason, SanitizeCheck, SanitizeResult, Status, Task, Variant
 from tools.toolchain import Toolchain, how_to_install
@@ -31,6 +32,13 @@ REASONS: dict[SanitizerTool, Reason] = {
     "initcheck": Reason.UNINITIALISED_READ,
     "synccheck": Reason.SYNC_ERROR,
 }
+#: Cheap enough for any shape: they follow global memory alone.
+AT_EVERY_SHAPE: frozenset[SanitizerTool] = frozenset({"memcheck", "initcheck"})
+#: The others follow every access to shared memory and every barrier. Up to this product of the dims, 512^3 for HGEMM, a
+#: kernel that reads both factors of each product from shared memory ends within the deadline at 10^7 accesses a second.
+MAX_VOLUME = 512**3
+#: Bytes that memcheck keeps free behind each allocation, so that an access past one does not land in the next.
+PADDING_BYTES = 4096
 DEADLINE_S = 180.0
 ERROR_EXIT_CODE = 86
 #: Candidates that ``sanitize_many`` launches in one process.
@@ -41,7 +49,7 @@ MAX_PARALLEL = 8
 
 @dataclass(frozen=True)
 class SanitizerReport:
-    """What one run says. ``errors`` are compute-sanitizer's; racecheck warnings do not count, but are in ``detail``."""
+    """What one run says. ``errors`` are compute-sanitizer's, racecheck's warnings included: a race is a race."""
 
     status: Status
     errors: int
@@ -49,11 +57,24 @@ class SanitizerReport:
     reason: Reason | None = None
 
 
+def planned(tasks: Sequence[Task]) -> list[tuple[SanitizerTool, Task]]:
+    """Which tool runs at which shape: AT_EVERY_SHAPE, and the others up to MAX_VOLUME, or at the smallest if all are
+    larger. Pure."""
+    volumes = [prod(task.dims.values()) for task in tasks]
+    limit = max(MAX_VOLUME, min(volumes, default=0))
+    return [
+        (tool, task)
+        for task, volume in zip(tasks, volumes, strict=True)
+        for tool in TOOLS
+        if tool in AT_EVERY_SHAPE or volume <= limit
+    ]
+
+
 def sanitize_command(sanitizer: Path, tool: SanitizerTool, job: Path) -> list[str]:
     """The command line. Failing API calls are left to the child, which checks each of them itself."""
     options = ["--tool", tool, "--error-exitcode", str(ERROR_EXIT_CODE), "--print-limit", "20"]
     if tool == "memcheck":
-        options += ["--report-api-errors", "no"]
+        options += ["--report-api-errors", "no", "--padding", str(PADDING_BYTES)]
     return [str(sanitizer), *options, *oneshot_argv(job)]
 
 
@@ -68,19 +89,19 @@ _CANNOT_RUN = re.compile(
 )
 _HEAD = re.compile(r"^=+ (?! )(?P<head>\S.*)$")
 _NOT_A_FINDING = re.compile(
-    r"COMPUTE-SANITIZER|\w+ SUMMARY:|Target application returned|Error: process didn't terminate|Warning:|WARNING:"
+    r"COMPUTE-SANITIZER|\w+ SUMMARY:|Target application returned|Error: process didn't terminate"
+    r"|(?i:warning:(?!.*\brace\b))"
 )
 
 
-def parse_sanitizer_log(tool: SanitizerTool, text: str, returncode: int) -> SanitizerReport:
-    """The verdict of one run from its output and exit code. Pure."""
+def parse_sanitizer_log(tool: SanitizerTool, text: str, returncode: int, launches: int = 1) -> SanitizerReport:
+    """The verdict of one run from its output and exit code. ``launches``: how many the child should have made. Pure."""
     if match := _CANNOT_RUN.search(text):
         said = re.sub(r"^=+ (Error: )?", "", match.group())[:200]
         detail = f"compute-sanitizer cannot work here: {said} ({last_line(text)})"
         return SanitizerReport(Status.UNAVAILABLE, 0, detail)
     errors = sum(_number(m.group(1)) for m in _ERRORS.finditer(text))
-    errors += sum(_number(m.group(2)) for m in _HAZARDS.finditer(text))
-    warnings = sum(_number(m.group(3)) for m in _HAZARDS.finditer(text))
+    errors += sum(_number(count) for m in _HAZARDS.finditer(text) for count in m.group(2, 3))
     findings = _findings(text)
     if errors and findings:
         more = f" ({errors} errors in all)" if errors > 1 else ""
@@ -92,36 +113,35 @@ def parse_sanitizer_log(tool: SanitizerTool, text: str, returncode: int) -> Sani
         return SanitizerReport(Status.FAILED, errors, detail, Reason.LAUNCH_FAILED)
     if errors:
         return SanitizerReport(Status.FAILED, errors, f"{tool} counted {errors} errors", REASONS[tool])
-    # racecheck ends with the error code for warnings alone; its own summary says that none was an error.
-    if returncode != 0 and not (returncode == ERROR_EXIT_CODE and warnings):
+    if returncode != 0:
         detail = f"the process under {tool} ended with code {returncode}: {last_line(text)}"
         return SanitizerReport(Status.UNAVAILABLE, 0, detail)
     if not _ERRORS.search(text) and not _HAZARDS.search(text):
         return SanitizerReport(Status.UNAVAILABLE, 0, f"{tool} printed no summary, so nothing is known")
-    detail = f"{warnings} warnings, no errors: {_findings(text, warnings=True)[0]}" if warnings else ""
-    return SanitizerReport(Status.OK, 0, detail)
+    if done_line(launches) not in text.splitlines():
+        return SanitizerReport(Status.UNAVAILABLE, 0, f"the process under {tool} broke off: {last_line(text)}")
+    return SanitizerReport(Status.OK, 0, "")
 
 
 def _number(text: str) -> int:
     return int(text.replace(",", ""))
 
 
-def _findings(text: str, warnings: bool = False) -> list[str]:
+def _findings(text: str) -> list[str]:
     """Each finding as one line: its headline and the indented lines below it, without the host backtrace."""
     found: list[str] = []
     collecting = False
     for line in text.splitlines():
         if match := _HEAD.match(line):
             head = match["head"].strip()
-            is_warning = head.lower().startswith("warning: ") and "race" in head.lower()
-            collecting = is_warning if warnings else not _NOT_A_FINDING.match(head)
+            collecting = not _NOT_A_FINDING.match(head)
             if collecting:
                 found.append(re.sub(r"^(error|warning):\s*", "", head, flags=re.IGNORECASE))
         elif collecting and re.match(r"^=+ {2,}\S", line) and "backtrace" not in line and "Host Frame" not in line:
             found[-1] += " " + " ".join(line.lstrip("=").split())
         else:
             collecting = False
-    return [f[:300] for f in found] or (["see the log"] if warnings else [])
+    return [f[:300] for f in found]
 
 
 def sanitize_variant(
@@ -134,7 +154,7 @@ def sanitize_variant(
     jobs: int = 4,
     deadline_s: float = DEADLINE_S,
 ) -> SanitizeResult:
-    """All tools at all ``tasks`` (small shapes: the tools slow a kernel a hundredfold), ``jobs`` at once.
+    """The ``planned`` runs at ``tasks``, ``jobs`` at once.
 
     ``deadline_s`` bounds each run. Raises DeviceBroken when no temporary file can be written.
     """
@@ -143,17 +163,18 @@ def sanitize_variant(
         detail = how_to_install("compute-sanitizer")
         return SanitizeResult(status=Status.UNAVAILABLE, detail=detail, variant_key=variant.key)
     sanitizer = toolchain.sanitizer.path
-    runs = [(tool, number, task) for number, task in enumerate(tasks) for tool in TOOLS]
+    runs = planned(tasks)
     try:
         with tempfile.TemporaryDirectory(prefix="hgemm-agent-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
-            for number, task in enumerate(tasks):
-                write_job(folder / f"{number}.json", ordinal, [(variant, task, cubin)])
+            jobs_at = {task.task_id: folder / f"{number}.json" for number, task in enumerate(tasks)}
+            for task in tasks:
+                write_job(jobs_at[task.task_id], ordinal, [(variant, task, cubin)])
 
-            def one(item: tuple[SanitizerTool, int, Task]) -> SanitizerReport:
-                tool, number, _ = item
+            def one(item: tuple[SanitizerTool, Task]) -> SanitizerReport:
+                tool, task = item
                 done = run(
-                    sanitize_command(sanitizer, tool, folder / f"{number}.json"),
+                    sanitize_command(sanitizer, tool, jobs_at[task.task_id]),
                     deadline_s=deadline_s,
                     cwd=folder,
                     env=child_environment(),
@@ -167,7 +188,7 @@ def sanitize_variant(
                 reports = list(pool.map(one, runs))
     except OSError as error:
         raise DeviceBroken(storage_sentence("temporary files", Path(tempfile.gettempdir()), error)) from error
-    return combine(variant.key, [(tool, task, r) for (tool, _, task), r in zip(runs, reports, strict=True)]).model_copy(
+    return combine(variant.key, [(tool, task, r) for (tool, task), r in zip(runs, reports, strict=True)]).model_copy(
         update={"elapsed_s": time.monotonic() - started}
     )
 
@@ -195,19 +216,23 @@ def sanitize_many(
 
                 def passed(run_of: tuple[int, SanitizerTool]) -> bool:
                     number, tool = run_of
-                    job = folder / f"{number}.json"
+                    launches = [
+                        (variant, task, cubin)
+                        for variant, tasks, cubin in groups[number]
+                        for one, task in planned(tasks)
+                        if one == tool
+                    ]
+                    job = folder / f"{number}-{tool}.json"
+                    write_job(job, ordinal, launches)
                     done = run(
                         sanitize_command(sanitizer, tool, job),
                         deadline_s=deadline_s,
                         cwd=folder,
                         env=child_environment(),
                     )
-                    report = parse_sanitizer_log(tool, done.text, done.returncode)
-                    return not done.timed_out and report.status is Status.OK and not report.detail
+                    report = parse_sanitizer_log(tool, done.text, done.returncode, len(launches))
+                    return not done.timed_out and report.status is Status.OK
 
-                for number, group in enumerate(groups):
-                    launches = [(variant, task, cubin) for variant, tasks, cubin in group for task in tasks]
-                    write_job(folder / f"{number}.json", ordinal, launches)
                 runs = [(number, tool) for number in range(len(groups)) for tool in TOOLS]
                 with ThreadPoolExecutor(max(1, min(jobs, MAX_PARALLEL))) as pool:
                     verdicts = dict(zip(runs, pool.map(passed, runs), strict=True))
@@ -219,7 +244,7 @@ def sanitize_many(
     for number, group in enumerate(groups):
         for variant, tasks, cubin in group:
             if number in clean and tasks:
-                results.append(combine(variant.key, [(tool, task, ok) for task in tasks for tool in TOOLS]))
+                results.append(combine(variant.key, [(tool, task, ok) for tool, task in planned(tasks)]))
             else:
                 results.append(
                     sanitize_variant(

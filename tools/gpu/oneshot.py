@@ -1,4 +1,4 @@
-"""A child for compute-sanitizer and ncu: load cubins, launch each once on exact-size allocations, exit 0.
+"""A child for compute-sanitizer and ncu: load cubins, launch each once on exact-size allocations, say so, exit 0.
 
 ``python -m tools.gpu.oneshot JOB.json`` with ``{"ordinal": 0, "jobs": [{"cubin", "variant", "task"}, …]}``. No guard
 bands and an untouched workspace: both would hide what the sanitizer looks for. Only the candidate launches kernels here
@@ -17,6 +17,7 @@ from cuda.bindings import driver as cu
 
 from tools.gpu.driver import BoundLaunch, CudaError, Gpu, Module, check, memset8
 from tools.launching import LaunchError, resolve, tensor_dims
+from tools.oneshot_job import EXIT_CANDIDATE_FAILED, done_line
 from tools.records import Task, Variant
 
 _CHUNK_WORDS = 1 << 22
@@ -62,7 +63,8 @@ def main() -> int:
             )
     except (CudaError, LaunchError) as error:
         print(f"oneshot: {error}", file=sys.stderr)
-        return 3
+        return EXIT_CANDIDATE_FAILED
+    print(done_line(len(job["jobs"])), flush=True)
     return 0
 
 

@@ -16,6 +16,7 @@ from agent.errors import SessionError
 from agent.progress import Event
 from policy.base import PolicyError, PolicyRequest
 from policy.search import SearchPolicy
+from policy.settings import PolicySettings
 from tools.families import validate_plan
 from tools.records import Reason, Status, Step, Task, ToolCall, Variant
 
@@ -341,7 +342,8 @@ def test_same_seed_same_session_and_a_shared_store_changes_nothing(tmp_path: Pat
 
 def test_another_seed_is_another_session(tmp_path: Path) -> None:
     """Of the random policy: the search begins with what the model ranks first, whatever the seed."""
-    deps = [make_deps(tmp_path / str(seed), policy__name="random", session__seed=seed) for seed in (3, 4)]
+    random = SearchPolicy(PolicySettings(), toy_families(), "random")
+    deps = [make_deps(tmp_path / str(seed), random, budget__evaluations=20, session__seed=seed) for seed in (3, 4)]
     first, other = (run(d)[0]["trials"] for d in deps)
     assert first != other
 

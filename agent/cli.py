@@ -53,7 +53,7 @@ def optimize(
     base_url: Annotated[
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
     ] = None,
-    evaluations: Annotated[int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 96).")] = None,
+    evaluations: Annotated[int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 256: every plan of the families).")] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
     usd: Annotated[float | None, typer.Option(help="Budget: money for a hosted model, e.g. 5.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and device: same session (default 0).")] = None,

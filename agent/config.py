@@ -74,7 +74,7 @@ class BudgetSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    evaluations: int = Field(default=96, ge=1, description="New variants, whether they pass or not.")
+    evaluations: int = Field(default=256, ge=1, description="New variants, whether they pass or not.")
     wall_s: float | None = Field(default=None, gt=0, description="Seconds at work, pauses between resumes not counted.")
     tokens: int | None = Field(default=None, gt=0, description="Input and output tokens of a language model.")
     usd: float | None = Field(default=None, gt=0, description="By the price table in configs/policy.yaml.")

@@ -7,6 +7,7 @@ python scripts/readme_tree.py --write    # put it between the README's markers
 from __future__ import annotations
 
 import ast
+import contextlib
 import sys
 from pathlib import Path
 
@@ -17,9 +18,9 @@ FOLDERS = ("agent", "policy", "memory", "retrieval", "tools", "kernels", "config
 BEGIN, END = "<!-- tree -->", "<!-- /tree -->"
 WIDTH = 34
 ABOUT = {
-    "agent": "CLI, LangGraph graph, sessions, sweep, report; imports everything below",
+    "agent": "CLI, LangGraph graph, sessions, sweep, certify, report; imports everything below",
     "policy": "search and LLM policies, prompts, reward",
-    "memory": "the persistent store",
+    "memory": "the persistent store; exemplars and how they are compared",
     "retrieval": "documentation index",
     "tools": "the one data model, compile … profile, replay device; imports nothing above",
     "tools/gpu": "all that touches CUDA: runs in a worker or a one-shot child only",
@@ -72,7 +73,8 @@ def embedded(readme: str) -> str:
 
 def main() -> None:
     if "--write" not in sys.argv:
-        print(tree())
+        with contextlib.suppress(BrokenPipeError):
+            print(tree(), flush=True)
         return
     path = ROOT / "README.md"
     text = path.read_text()

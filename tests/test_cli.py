@@ -238,7 +238,7 @@ def test_one_precedence(tmp_path: Path) -> None:
     found = load_settings(file, environ, {"budget.evaluations": 3})
     assert (found.budget.evaluations, found.budget.wall_s, found.budget.tokens) == (3, 20.0, 100)
     assert found.session.task == hgemm(64, 64, 128) and found.session.top_k == 3
-    assert load_settings(None, {}).budget.evaluations == 96
+    assert load_settings(None, {}).budget.evaluations == 256
 
 
 def test_environment_mistakes_name_the_variable() -> None:

@@ -6,7 +6,7 @@ profile. One that is rejected, or of which a replay device has no record, makes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from agent.state import FinalCall, Finalist, TrialRow, Verdict
 from tools.records import Mode, Status
@@ -55,12 +55,16 @@ def next_measures(finalists: Sequence[Finalist], modes: Sequence[Mode]) -> list[
     return calls
 
 
-def judge(finalists: Sequence[Finalist], verdicts: Sequence[Verdict]) -> list[Finalist]:
-    """Each finalist after the verdicts on its stage."""
+def judge(
+    finalists: Sequence[Finalist], verdicts: Sequence[Verdict], barred: Callable[[str], str] = lambda key: ""
+) -> list[Finalist]:
+    """Each finalist after the verdicts on its stage. ``barred``: why the gate keeps a key off the leaderboard that has
+    passed here, empty if it does not; the gate also knows what was measured before the finish."""
     by_key: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         by_key.setdefault(verdict["key"], []).append(verdict)
-    return [_advance(f, by_key[f["key"]]) if f["key"] in by_key else f for f in finalists]
+    advanced = [_advance(f, by_key[f["key"]]) if f["key"] in by_key else f for f in finalists]
+    return [_barred(f, barred(f["key"])) if f["stage"] == "profile" and not f["missed"] else f for f in advanced]
 
 
 _NEXT = {"verify": "sanitize", "sanitize": "time", "time": "profile", "profile": "done"}
@@ -85,6 +89,12 @@ def _advance(finalist: Finalist, verdicts: Sequence[Verdict]) -> Finalist:
     return after
 
 
+def _barred(finalist: Finalist, why: str) -> Finalist:
+    if not why:
+        return finalist
+    return Finalist(**{**finalist, "stage": "done", "missed": Status.FAILED.value, "why": why})
+
+
 def admitted(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """Those that passed the whole gate."""
+    """Those that passed the whole gate; its rule is in tools/admission.py."""
     return [f for f in finalists if f["stage"] == "done" and not f["missed"]]

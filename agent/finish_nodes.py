@@ -83,7 +83,7 @@ class FinishNodes:
                 return toolbox.profile(variant, task)
 
     def judge(self, state: SessionState) -> Update:
-        finalists = judge(state["finalists"], state["verdicts"])
+        finalists = judge(state["finalists"], state["verdicts"], self._barred)
         finalists = pull(finalists, self._candidates(state), self._deps.settings.session.top_k)
         spent = Spent(**{**state["spent"], "wall_s": state["spent"]["wall_s"] + self._deps.lap_s()})
         return {**self._next(finalists), "verdicts": None, "spent": spent}
@@ -149,6 +149,9 @@ class FinishNodes:
 
     def _final_id(self, key: str, tool: str, mode: str | None) -> str:
         return f"final-{content_hash([self._deps.session_id, key, tool, mode])}"
+
+    def _barred(self, key: str) -> str:
+        return self._deps.toolbox.on_leaderboard(self._deps.variant(key), self._deps.task).why
 
     def _candidates(self, state: SessionState) -> list[Finalist]:
         keys = {row["key"] for row in state["trials"] if row["ratio"] is not None}

@@ -33,8 +33,8 @@ from typing import TypeVar
 from agent.errors import AgentError
 from policy.base import Policy, PolicyRequest
 from tools.device import Device
-from tools.gate import Kind, Toolbox
-from tools.records import Family, Outcome, Status, Step, content_hash
+from tools.gate import Kind, Toolbox, is_kept
+from tools.records import Family, Outcome, Step, content_hash
 
 Entry = tuple[str, str, str]  # key, kind, payload as JSON
 R = TypeVar("R", bound=Outcome)
@@ -43,7 +43,6 @@ R = TypeVar("R", bound=Outcome)
 SHARED_KINDS = frozenset({"compile", "sanitize"})
 #: A policy's answer: kept until its shape is done, and then found in the trajectory.
 TURN = "turn"
-_LASTING = frozenset({Status.OK, Status.FAILED, Status.NOT_RECORDED})
 _STRIPES = 128
 _CLOSED = "closed"
 
@@ -265,7 +264,7 @@ class SweepToolbox(Toolbox):
                 if found is not None:
                     return found
                 result = measure()
-                if result.status in _LASTING:  # before another worker may have the claim
+                if is_kept(result):  # before another worker may have the claim
                     self._own.put(key, kind, result.to_json())
                 return result
 

@@ -20,6 +20,7 @@ from threading import RLock
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from tools.admission import Hindrance, Verdict, hindrance
 from tools.records import (
     HEADLINE_REFERENCE,
     BLayout,
@@ -63,13 +64,16 @@ CREATE TABLE trajectories (
 CREATE INDEX trajectories_by_session ON trajectories (session_id, created_at);
 """
 
-# A sanitize is a fact about the variant, so it counts for every shape; a verify only for its own.
+# A sanitize of a family's plan has no task_id and counts for every shape, that of a raw source only for its own.
 _TIMED = """
 SELECT r.variant_key, r.scope, r.payload,
   (SELECT group_concat(v.setting || ':' || v.status) FROM results v
     WHERE v.variant_key = r.variant_key AND v.kind = 'verify' AND v.scope = r.scope AND v.task_id = r.task_id),
-  (SELECT group_concat(s.status) FROM results s
-    WHERE s.variant_key = r.variant_key AND s.kind = 'sanitize' AND s.scope = r.scope)
+  (SELECT group_concat(':' || s.status) FROM results s
+    WHERE s.variant_key = r.variant_key AND s.kind = 'sanitize' AND s.scope = r.scope
+    AND (s.task_id IS NULL OR s.task_id = r.task_id)),
+  (SELECT group_concat(t.setting || ':' || t.status) FROM results t
+    WHERE t.variant_key = r.variant_key AND t.kind = 'time' AND t.scope = r.scope AND t.task_id = r.task_id)
 FROM results r
 WHERE r.task_id = :task_id AND r.kind = 'time' AND r.status = 'ok' AND r.setting LIKE :mode || '/%'
   AND (:scope IS NULL OR r.scope = :scope)
@@ -91,10 +95,8 @@ class Session(Record):
 
 
 class Standing(Record):
-    """One variant on the leaderboard of a task: its timing at the longest budget, and how far it is through the gate.
-
-    ``admitted`` says what ``tools.gate.Toolbox.on_leaderboard`` says, read from the store alone.
-    """
+    """One variant timed at a task: its timing at the longest budget, and what keeps it off the leaderboard, if
+    anything."""
 
     variant_key: str
     device: str
@@ -108,12 +110,11 @@ class Standing(Record):
     ratio_hi: float
     time_us: float
     ref_us: float
-    verified: Literal["no", "quick", "full", "failed"]
-    sanitized: Literal["no", "ok", "failed"]
+    hindrance: Hindrance | None = None
 
     @property
     def admitted(self) -> bool:
-        return self.verified == "full" and self.sanitized == "ok" and self.budget != "screen"
+        return self.hindrance is None
 
 
 class Store:
@@ -205,14 +206,23 @@ class Store:
         variant_key: str | None = None,
         scope: str | None = None,
         setting: str | None = None,
+        status: Status | None = None,
     ) -> list[str]:
         """Stored results of one kind, oldest first, as JSON of the kind's record in ``tools.records``. ``setting`` is
         verify's depth or time's ``mode/budget``."""
         rows = self._all(
             "SELECT payload FROM results WHERE kind = :kind AND (:task_id IS NULL OR task_id = :task_id) "
             "AND (:variant_key IS NULL OR variant_key = :variant_key) AND (:scope IS NULL OR scope = :scope) "
-            "AND (:setting IS NULL OR setting = :setting) ORDER BY created_at, key",
-            {"kind": kind, "task_id": task_id, "variant_key": variant_key, "scope": scope, "setting": setting},
+            "AND (:setting IS NULL OR setting = :setting) AND (:status IS NULL OR status = :status) "
+            "ORDER BY created_at, key",
+            {
+                "kind": kind,
+                "task_id": task_id,
+                "variant_key": variant_key,
+                "scope": scope,
+                "setting": setting,
+                "status": status,
+            },
         )
         return [str(payload) for (payload,) in rows]
 
@@ -262,7 +272,7 @@ class Store:
     ) -> list[Standing]:
         """Variants timed at a task, best ratio first. ``scope`` (``tools.gate.device_scope``) picks one device."""
         best: dict[tuple[str, str], Standing] = {}
-        for variant_key, row_scope, payload, verify, sanitize in self._all(
+        for variant_key, row_scope, payload, verify, sanitize, time in self._all(
             _TIMED, {"task_id": task_id, "scope": scope, "mode": mode}
         ):
             timing = json.loads(payload)
@@ -273,8 +283,9 @@ class Store:
             if known is None or _BUDGET_RANK[row["budget"]] > _BUDGET_RANK[known.budget]:
                 best[variant_key, row_scope] = Standing(
                     variant_key=variant_key,
-                    verified=_verified(verify),
-                    sanitized=_sanitized(sanitize),
+                    hindrance=hindrance(
+                        _verdicts(verify), (status for _, status in _verdicts(sanitize)), _verdicts(time), mode
+                    ),
                     **{name: row[name] for name in _ROW_FIELDS},
                 )
         ordered = sorted(best.values(), key=lambda s: (-s.ratio, s.variant_key))
@@ -441,20 +452,10 @@ _ROW_FIELDS = (
 )
 
 
-def _verified(settings: str | None) -> Literal["no", "quick", "full", "failed"]:
-    found = set((settings or "").split(","))
-    if any(entry.endswith(f":{Status.FAILED}") for entry in found):
-        return "failed"
-    if f"full:{Status.OK}" in found:
-        return "full"
-    return "quick" if f"quick:{Status.OK}" in found else "no"
-
-
-def _sanitized(statuses: str | None) -> Literal["no", "ok", "failed"]:
-    found = set((statuses or "").split(","))
-    if Status.FAILED in found:
-        return "failed"
-    return "ok" if Status.OK in found else "no"
+def _verdicts(concatenated: str | None) -> list[Verdict]:
+    """``full:ok,quick:failed`` → settings and statuses."""
+    pairs = (entry.rpartition(":") for entry in (concatenated or "").split(",") if entry)
+    return [(setting, Status(status)) for setting, _, status in pairs]
 
 
 def _now() -> str:

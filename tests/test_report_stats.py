@@ -151,12 +151,13 @@ def test_a_winner_has_passed_the_whole_gate(measured: Measured) -> None:
     )
     racing = SanitizeResult(status=Status.FAILED, reason=Reason.RACE, detail="x", variant_key=key)
     verified = {a: v for a, v in measured.verified.items() if a != at}
-    sanitized = {k: s for k, s in measured.sanitized.items() if k != key}
+    sanitized = {a: s for a, s in measured.sanitized.items() if a != at}
     assert without(measured, key, verified={**verified, at: wrong}) == "failed verification"
     assert without(measured, key, verified=verified) == "not verified at full depth"
     assert without(measured, key, quick_failed=frozenset({at})) == "failed verification"
-    assert without(measured, key, sanitized={**sanitized, key: racing}) == "failed the sanitizer"
+    assert without(measured, key, sanitized={**sanitized, at: racing}) == "failed the sanitizer"
     assert without(measured, key, sanitized=sanitized) == "not sanitized"
+    assert without(measured, key, timing_failed=frozenset({at})) == "failed a timing"
     offline_gone = {a: {m: t for m, t in modes.items() if m != "offline"} for a, modes in measured.timings.items()}
     gone = choose(Measured(**{**measured.__dict__, "timings": offline_gone}))
     assert gone[TASK].best is None

@@ -16,6 +16,7 @@ import pytest
 
 from memory.store import Store, StoreError
 from tests.fakes import ScriptedDevice, raw_variant, toy_families
+from tools.admission import Hindrance
 from tools.families import accepted_plans
 from tools.gate import Toolbox, device_scope
 from tools.hgemm import hgemm
@@ -153,8 +154,8 @@ def test_the_leaderboard_keeps_devices_and_failures_apart(path: Path) -> None:
             toolbox.time(PLANS[0], TASK, "offline", "final")
         (mine,) = store.leaderboard(TASK.task_id, scope=device_scope(device.info))
         (theirs,) = store.leaderboard(TASK.task_id, scope=device_scope(other.info))
-        assert (mine.device, mine.sanitized, mine.admitted) == ("Scripted GPU", "failed", False)
-        assert (theirs.device, theirs.sanitized, theirs.admitted) == ("Other GPU", "ok", True)
+        assert (mine.device, mine.hindrance, mine.admitted) == ("Scripted GPU", Hindrance.SANITIZE_FAILED, False)
+        assert (theirs.device, theirs.hindrance, theirs.admitted) == ("Other GPU", None, True)
         assert len(store.leaderboard(TASK.task_id)) == 2
 
 

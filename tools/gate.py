@@ -15,9 +15,12 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
+from tools.admission import Hindrance, hindrance
 from tools.device import Device
 from tools.launching import accepts
 from tools.records import (
+    BUDGETS,
+    MODES,
     BaselineResult,
     Budget,
     CompileResult,
@@ -37,7 +40,7 @@ from tools.records import (
     VerifyResult,
     content_hash,
 )
-from tools.sanitize_shapes import sanitize_tasks
+from tools.sanitize_shapes import family_tasks, sanitize_tasks
 
 Kind = Literal["compile", "verify", "sanitize", "time", "profile", "baselines"]
 R = TypeVar("R", bound=Outcome)
@@ -76,6 +79,11 @@ class Admission:
 
     def __bool__(self) -> bool:
         return self.admitted
+
+
+def is_kept(result: Outcome) -> bool:
+    """A replay device that has no record of something has none a minute later."""
+    return result.lasting or result.status is Status.NOT_RECORDED
 
 
 def device_scope(info: DeviceInfo) -> str:
@@ -137,8 +145,12 @@ class Toolbox:
         if why := self._no_compile("sanitize", variant):
             return SanitizeResult(status=Status.REFUSED, detail=why, variant_key=variant.key)
         tasks = sanitize_tasks(variant, task, self._families)
-        key = self._sanitize_key(variant, tasks)
-        return self._once(SanitizeResult, key, "sanitize", lambda: self.device.sanitize(variant, tasks))
+        only_at = None if family_tasks(variant, task, self._families) else task.task_id
+
+        def measure() -> SanitizeResult:
+            return self.device.sanitize(variant, tasks).model_copy(update={"task_id": only_at})
+
+        return self._once(SanitizeResult, self._sanitize_key(variant, tasks), "sanitize", measure)
 
     def time(self, variant: Variant, task: Task, mode: Mode = "offline", budget: Budget = "screen") -> TimingResult:
         """``screen`` needs compile and verify quick, ``final`` verify full, ``certify`` sanitize as well."""
@@ -216,18 +228,38 @@ class Toolbox:
         )
 
     def on_leaderboard(self, variant: Variant, task: Task, mode: Mode = "offline") -> Admission:
-        """Verify full, sanitize, and a timing at final budget or longer, all ok. Only looks; measures nothing."""
-        why = self._not_accepted(variant, task) or self._no_compile("the leaderboard", variant)
-        why = why or self._no_verify("the leaderboard", variant, task, "full")
-        why = why or self._no_sanitize("the leaderboard", variant, task)
-        if why:
+        """What ``tools.admission`` says of the stored results. Only looks; measures nothing."""
+        if why := self._not_accepted(variant, task):
             return Admission(False, why)
-        budgets: tuple[Budget, ...] = ("certify", "final")
-        for budget in budgets:
-            timed = self._stored(TimingResult, self.key("time", variant, task, mode, budget))
-            if timed is not None and timed.ok:
+        depths: tuple[Depth, ...] = ("quick", "full")
+        verified = [(d, v) for d in depths if (v := self.stored(VerifyResult, "verify", variant, task, d))]
+        timed = [
+            (f"{m}/{b}", t)
+            for m in MODES
+            for b in BUDGETS
+            if (t := self.stored(TimingResult, "time", variant, task, m, b))
+        ]
+        sanitized = self.stored_sanitize(variant, task)
+        found = hindrance(
+            [(depth, v.status) for depth, v in verified],
+            [sanitized.status] if sanitized else [],
+            [(setting, t.status) for setting, t in timed],
+            mode,
+        )
+        match found:
+            case None:
                 return Admission(True)
-        return Admission(False, f"the leaderboard needs a {mode} timing: call time with budget final first")
+            case Hindrance.VERIFY_FAILED | Hindrance.NOT_VERIFIED:
+                why = self._no_compile("the leaderboard", variant)
+                why = why or self._no_verify("the leaderboard", variant, task, "full")
+            case Hindrance.SANITIZE_FAILED | Hindrance.NOT_SANITIZED:
+                why = self._no_sanitize("the leaderboard", variant, task)
+            case Hindrance.TIMING_FAILED:
+                setting, bad = next((s, t) for s, t in timed if t.status is Status.FAILED)
+                why = f"a timing ({setting}) failed, which bars the leaderboard: {bad.reason}: {bad.detail}"
+            case Hindrance.NOT_TIMED:
+                why = f"the leaderboard needs a {mode} timing: call time with budget final first"
+        return Admission(False, why)
 
     # --- keys and results ----------------------------------------------------------------------------------------
 
@@ -267,7 +299,7 @@ class Toolbox:
             if found is not None:
                 return found
             result = measure()
-            if not (result.lasting or result.status is Status.NOT_RECORDED):
+            if not is_kept(result):
                 return result
             payload = result.to_json()
             self._results.put(key, kind, payload)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from tools.device import DeviceBroken
 from tools.record_codec import unpack_json, unpack_quick, unpack_timing
 from tools.records import (
+    BUDGETS,
     MODES,
     READABLE_PROTOCOLS,
     BaselineResult,
@@ -38,11 +39,10 @@ from tools.records import (
 from tools.sqlite_errors import explain
 
 SCHEMA_VERSION = 1
-BUDGETS: tuple[Budget, ...] = ("screen", "final", "certify")
 DEPTHS: tuple[Depth, ...] = ("quick", "full")
 Provenance = Literal["compiler", "commit", "library", "clocks", "recorded_on"]
 
-# mode, budget, depth: the index in MODES, BUDGETS, DEPTHS. detail: a text's id.
+# mode, budget, depth: never to be reordered; the index in MODES, BUDGETS, DEPTHS. detail: a text's id.
 _OUTCOME = "status TEXT NOT NULL, reason TEXT, detail INTEGER, elapsed_us INTEGER NOT NULL, data BLOB"
 SCHEMA = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
@@ -135,6 +135,14 @@ class Records:
             (BUDGETS.index(budget),),
         )
         return [(task_id, key, MODES[mode]) for task_id, key, mode in rows]
+
+    def failed_timings(self) -> set[tuple[str, str]]:
+        """(task_id, key) with a timing that failed, in any mode at any budget."""
+        rows = self._all(
+            "SELECT DISTINCT t.task_id, p.plan_id FROM timings r JOIN tasks t ON t.id = r.task "
+            "JOIN plans p ON p.id = r.plan WHERE r.status = 'failed'"
+        )
+        return {(task_id, key) for task_id, key in rows}
 
     def tallies(self) -> list[Tally]:
         """What came of every compile, verify, sanitize and time, counted by setting, status and reason."""

@@ -12,8 +12,9 @@ from typing import Any, Self
 
 from tools.device import DeviceBroken
 from tools.record_codec import pack_json, pack_quick, pack_timing
-from tools.record_file import BUDGETS, DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken
+from tools.record_file import DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken
 from tools.records import (
+    BUDGETS,
     MODES,
     PROTOCOL_VERSION,
     REFERENCES,

@@ -27,6 +27,7 @@ Mode = Literal["offline", "rotating", "server"]
 Budget = Literal["screen", "final", "certify"]
 Depth = Literal["quick", "full"]
 MODES: tuple[Mode, ...] = ("offline", "rotating", "server")
+BUDGETS: tuple[Budget, ...] = ("screen", "final", "certify")
 
 #: What a candidate is compared with. ``_max`` is the better of NN and TN in the same run; the others have the
 #: candidate's own layout of B. "Speedup" without a name is against ``HEADLINE_REFERENCE``.
@@ -435,7 +436,11 @@ class SanitizeCheck(Record):
 
 
 class SanitizeResult(Outcome):
+    """``task_id`` is set by the gate where the result counts for that task alone; a family's plans are sanitized once
+    for all shapes."""
+
     variant_key: str
+    task_id: str | None = None
     checks: tuple[SanitizeCheck, ...] = ()
 
     @model_validator(mode="after")

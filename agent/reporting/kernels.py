@@ -28,7 +28,7 @@ def describe_kernels(
     for key, where in sorted(best_at.items(), key=lambda item: (-len(item[1]), item[0])):
         plan = measured.plans.get(key)
         compiled = measured.compiled.get(key)
-        sanitized = measured.sanitized.get(key)
+        sanitized = next((result for (_, k), result in measured.sanitized.items() if k == key), None)
         source, note = _source(measured, families, key, plan, sources)
         kernels.append(
             Kernel(

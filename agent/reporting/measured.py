@@ -36,13 +36,14 @@ class Measured:
     certified: Mapping[At, Mapping[Mode, TimingResult]]
     verified: Mapping[At, VerifyResult]  # depth full
     quick_failed: frozenset[At]
-    sanitized: Mapping[str, SanitizeResult]
+    sanitized: Mapping[At, SanitizeResult]  # what counts at that task: of a plan, the same everywhere
     compiled: Mapping[str, CompileResult]
     profiles: Mapping[At, ProfileResult]
     plans: Mapping[str, Plan]
     variants: Mapping[str, Variant]  # with their sources; a record file has none
     tallies: tuple[Tally, ...]
     facts: tuple[tuple[str, str], ...]  # where the numbers are from, for people
+    timing_failed: frozenset[At] = frozenset()  # in any mode at any budget
     left_out: tuple[str, ...] = ()  # tasks of other operations
     remarks: Mapping[str, str] = field(default_factory=dict)  # task_id → why a sweep found no kernel
 

@@ -7,7 +7,7 @@ import json
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from agent.errors import UsageError
-from agent.reporting.measured import Measured, by_budget, is_reported
+from agent.reporting.measured import At, Measured, by_budget, is_reported
 from memory.store import Store
 from tools.gate import device_scope
 from tools.record_file import Provenance, RecordReader, Records
@@ -29,10 +29,12 @@ from tools.records import (
     ProfileResult,
     SanitizeResult,
     Status,
+    Task,
     TimingResult,
     Variant,
     VerifyResult,
 )
+from tools.replay import covers
 from tools.sqlite_errors import explain
 
 _BUDGETS: tuple[Budget, ...] = ("final", "certify")
@@ -132,7 +134,8 @@ def _read_records(records: Records) -> Measured:
         certified=certified,
         verified=_known({at: records.verified(at[1], at[0], "full") for at in timings}),
         quick_failed=frozenset(at for at, result in quick.items() if result and result.status is Status.FAILED),
-        sanitized=_known({key: records.sanitized(key) for key in keys}),
+        sanitized=_recorded_sanitizes(records, tasks, timings),
+        timing_failed=frozenset(records.failed_timings()),
         compiled=_known({key: records.compiled(key) for key in keys}),
         profiles=_known({at: records.profiled(at[1], at[0]) for at in timings}),
         plans={plan.plan_id: plan for plan in records.plans()},
@@ -144,6 +147,18 @@ def _read_records(records: Records) -> Measured:
         ),
         left_out=_others(task.task_id for task in tasks),
     )
+
+
+def _recorded_sanitizes(records: Records, tasks: Sequence[Task], wanted: Iterable[At]) -> dict[At, SanitizeResult]:
+    """A family's plan was sanitized for all shapes, a raw source only for those among its runs."""
+    plans = {plan.plan_id for plan in records.plans()}
+    by_id = {task.task_id: task for task in tasks}
+    found = {at: records.sanitized(at[1]) for at in wanted}
+    return {
+        at: result
+        for at, result in found.items()
+        if result is not None and (at[1] in plans or covers(result, [by_id[at[0]]]))
+    }
 
 
 def _known(found: dict[Any, Any]) -> dict[Any, Any]:
@@ -231,6 +246,7 @@ def _read_store(store: Store, scope: str, info: DeviceInfo) -> Measured:
                     found[timing.task_id, timing.variant_key, timing.mode, timing.budget] = timing
     timings, certified = by_budget(found)
     keys = {key for _, key in timings}
+    failed = [TimingResult.from_json(p) for p in store.payloads("time", scope=scope, status=Status.FAILED)]
     verified = [VerifyResult.from_json(p) for p in store.payloads("verify", scope=scope, setting="full")]
     quick = [VerifyResult.from_json(p) for p in store.payloads("verify", scope=scope, setting="quick")]
     variants = _known({key: store.variant(key) for key in keys})
@@ -243,7 +259,8 @@ def _read_store(store: Store, scope: str, info: DeviceInfo) -> Measured:
         certified=certified,
         verified={(v.task_id, v.variant_key): v for v in verified},
         quick_failed=frozenset((v.task_id, v.variant_key) for v in quick if v.status is Status.FAILED),
-        sanitized=_sanitized(store, scope),
+        sanitized=_sanitized(store, scope, timings),
+        timing_failed=frozenset((t.task_id, t.variant_key) for t in failed),
         compiled=_compiled(store, scope, variants),
         profiles={
             (p.task_id, p.variant_key): p
@@ -259,14 +276,18 @@ def _read_store(store: Store, scope: str, info: DeviceInfo) -> Measured:
     )
 
 
-def _sanitized(store: Store, scope: str) -> dict[str, SanitizeResult]:
-    """One result a kernel; a failure at any shape outweighs the rest, as on the leaderboard."""
-    found: dict[str, SanitizeResult] = {}
+def _sanitized(store: Store, scope: str, wanted: Iterable[At]) -> dict[At, SanitizeResult]:
+    """One result a kernel and task, of those that count there; a failure outweighs the rest."""
+    by_key: dict[str, list[SanitizeResult]] = {}
     for payload in store.payloads("sanitize", scope=scope):
         result = SanitizeResult.from_json(payload)
-        known = found.get(result.variant_key)
-        if known is None or result.status is Status.FAILED or (result.ok and known.status is not Status.FAILED):
-            found[result.variant_key] = result
+        by_key.setdefault(result.variant_key, []).append(result)
+    weights = (Status.FAILED, Status.OK)
+    found: dict[At, SanitizeResult] = {}
+    for task_id, key in wanted:
+        here = [r for r in by_key.get(key, ()) if r.task_id in (None, task_id) and r.status in weights]
+        if here:
+            found[task_id, key] = min(here, key=lambda r: weights.index(r.status))
     return found
 
 

@@ -1,8 +1,7 @@
 """The kernel of each shape. Pure.
 
-A candidate counts if it passed verify at full depth at this shape (and did not fail at quick), passed sanitize, and was
-timed offline at the final budget: what the leaderboard demands. The best is the one with the highest ratio of its own
-interleaved run, so clocks of another day do not decide. It is then reported in every mode, whatever it does there.
+A candidate counts if the leaderboard's rule (tools/admission.py) admits it at this shape. The best is the one with the
+highest ratio of its own interleaved run, so clocks of another day do not decide. It is then reported in every mode.
 """
 
 from __future__ import annotations
@@ -11,7 +10,8 @@ from dataclasses import dataclass
 
 from agent.reporting.measured import At, Measured
 from agent.reporting.model import LAYOUT_OF, Layout
-from tools.records import HEADLINE_REFERENCE, TimingResult
+from tools import admission
+from tools.records import HEADLINE_REFERENCE, Status, TimingResult
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,15 @@ def choose(measured: Measured) -> dict[str, Winners]:
 
 def hindrance(measured: Measured, at: At) -> str:
     """What keeps a timed candidate out; empty if nothing does."""
-    full = measured.verified.get(at)
-    if at in measured.quick_failed or (full is not None and full.reason is not None):
-        return "failed verification"
-    if full is None or not full.ok:
-        return "not verified at full depth"
-    sanitized = measured.sanitized.get(at[1])
-    if sanitized is not None and sanitized.reason is not None:
-        return "failed the sanitizer"
-    if sanitized is None or not sanitized.ok:
-        return "not sanitized"
-    return ""
+    full, sanitized = measured.verified.get(at), measured.sanitized.get(at)
+    verify = [("full", full.status)] if full is not None else []
+    time = [(f"{mode}/{timing.budget}", timing.status) for mode, timing in measured.timings.get(at, {}).items()]
+    found = admission.hindrance(
+        [*verify, *([("quick", Status.FAILED)] if at in measured.quick_failed else [])],
+        [sanitized.status] if sanitized is not None else [],
+        [*time, *([("", Status.FAILED)] if at in measured.timing_failed else [])],
+    )
+    return found.value if found is not None else ""
 
 
 def _ranked(candidates: list[tuple[str, TimingResult]], hindrances: list[str]) -> Winners:

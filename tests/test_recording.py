@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from tools.families import accepted_plans
 from tools.hgemm import hgemm
 from tools.record_writer import RecordWriter
 from tools.recording import main, record
-from tools.records import MODES, Reason, Status, Task, Variant
+from tools.records import MODES, Reason, SanitizeResult, Status, Task, Variant
 from tools.replay import ReplayDevice
+from tools.sanitize_shapes import sanitize_tasks
 
 FAMILIES = toy_families()
 SHAPES = [(64, 64, 64), (4096, 256, 64), (96, 33, 128)]
@@ -290,3 +292,43 @@ def test_kill_9_leaves_a_file_that_goes_on(out: Path) -> None:
         task = hgemm(*shape)
         for variant in accepted_plans(FAMILIES, task):
             assert resumed.time(variant, task, "offline", "screen") == straight.time(variant, task, "offline", "screen")
+
+
+class SanitizesMany(BatchingDevice):
+    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> list[SanitizeResult]:
+        return [self.sanitize(variant, tasks) for variant, tasks in items]
+
+
+@pytest.mark.parametrize("make", [ScriptedDevice, SanitizesMany])
+def test_sanitize_shapes_that_were_added_are_run_once_and_kept(out: Path, make: type[ScriptedDevice]) -> None:
+    run(make(), out)
+    added = {"M": 96, "N": 96, "K": 96}
+    more = {n: f.model_copy(update={"sanitize_dims": (*f.sanitize_dims, added)}) for n, f in FAMILIES.items()}
+    shapes = [*SHAPES, (128, 128, 128)]
+    for expected in (True, False):
+        device = make()
+        record(device, more, shapes, out, deadline_s=60.0, echo=lambda _: None)
+        assert (device.count("sanitize") > 0) is expected, "what was run is found again"
+    replay = ReplayDevice(out)
+    plan = next(v for v in accepted_plans(more, hgemm(128, 128, 128)) if v.key == best_of((128, 128, 128)))
+    tasks = sanitize_tasks(plan, hgemm(128, 128, 128), more)
+    assert len(tasks) == 3 and replay.sanitize(plan, tasks).ok
+
+
+def test_a_pass_is_widened_and_a_failure_stays(tmp_path: Path) -> None:
+    device, plan = ScriptedDevice(), accepted_plans(FAMILIES, hgemm(64, 64, 64))[0]
+    small, tail = hgemm(64, 64, 64), hgemm(67, 35, 33)
+    with RecordWriter(tmp_path / "s.sqlite", device.info) as writer:
+
+        def dims() -> list[int]:
+            found = writer.sanitized(plan.key)
+            return sorted({check.dims["M"] for check in found.checks}) if found is not None else []
+
+        for tasks, expected in (([small], [64]), ([tail], [64, 67]), ([small], [64, 67])):
+            writer.put_sanitize(plan, device.sanitize(plan, tasks))
+            assert dims() == expected
+        assert len(writer.sanitized(plan.key).checks) == 8  # type: ignore[union-attr]
+        bad = SanitizeResult(status=Status.FAILED, reason=Reason.RACE, detail="races", variant_key=plan.key)
+        for result in (bad, device.sanitize(plan, [small])):
+            writer.put_sanitize(plan, result)
+            assert writer.sanitized(plan.key) == bad

@@ -118,8 +118,10 @@ class RecordWriter(Records):
             self._write("INSERT OR IGNORE INTO compiles VALUES (?, ?)", self._add_plan(variant), pack_json(kept))
 
     def put_sanitize(self, variant: Variant, result: SanitizeResult) -> None:
+        """A plan has one result: runs at further shapes are added to those of a pass, and a failure replaces it."""
         if result.lasting:
-            self._write("INSERT OR IGNORE INTO sanitizes VALUES (?, ?)", self._add_plan(variant), pack_json(result))
+            merged = _merged(self.sanitized(variant.key), result)
+            self._write("INSERT OR REPLACE INTO sanitizes VALUES (?, ?)", self._add_plan(variant), pack_json(merged))
 
     def put_profile(self, variant: Variant, task: Task, result: ProfileResult) -> None:
         if result.lasting:
@@ -180,6 +182,16 @@ class RecordWriter(Records):
             if not self._db.in_transaction:
                 self._db.execute("BEGIN IMMEDIATE")
             return int(self._db.execute(sql, values).lastrowid or 0)
+
+
+def _merged(known: SanitizeResult | None, new: SanitizeResult) -> SanitizeResult:
+    if known is None or (known.ok and not new.ok):
+        return new
+    if not known.ok:
+        return known
+    ran = [(check.tool, check.dims) for check in known.checks]
+    more = tuple(check for check in new.checks if (check.tool, check.dims) not in ran)
+    return known.model_copy(update={"checks": (*known.checks, *more)})
 
 
 def _create(path: Path, device: DeviceInfo) -> None:

@@ -147,12 +147,16 @@ class _Through:
         return known
 
     def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
-        known = self._writer.sanitized(variant.key)
-        if known is None or not (known.status is Status.FAILED or covers(known, tasks)):
+        known = self._sanitized(variant, tasks)
+        if known is None:
             known = self._device.sanitize(variant, tasks)
             self._writer.put_sanitize(variant, known)
             self._count(known)
         return known
+
+    def _sanitized(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult | None:
+        known = self._writer.sanitized(variant.key)
+        return known if known is not None and (known.status is Status.FAILED or covers(known, tasks)) else None
 
     @property
     def sanitizes_many(self) -> bool:
@@ -160,7 +164,7 @@ class _Through:
 
     def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> None:
         """Plans whose result is known are left out."""
-        todo = [(variant, tasks) for variant, tasks in items if self._writer.sanitized(variant.key) is None]
+        todo = [(variant, tasks) for variant, tasks in items if self._sanitized(variant, tasks) is None]
         if todo and isinstance(self._device, SanitizesMany):
             for (variant, _), result in zip(todo, self._device.sanitize_many(todo), strict=True):
                 self._writer.put_sanitize(variant, result)

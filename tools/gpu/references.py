@@ -15,6 +15,7 @@ from tools.gpu.operands import Operands
 from tools.gpu.replays import Enqueue, Prepared, Subject, run_interleaved, time_of
 from tools.records import BLayout, Budget, Mode, Task
 from tools.timing_plan import launches_per_replay
+from tools.toolchain import package_version
 
 LAYOUTS: tuple[BLayout, ...] = ("kn", "nk")
 RETIMED = 5  # candidates of the first pass that are timed again, with more rounds and in the mode asked for
@@ -188,15 +189,17 @@ class References:
         of = f"of {len(self._candidates[layout])} candidates"
         return f"cublasGemmEx, faster than each {of}" if algorithm is None else f"{algorithm.label}, {of}"
 
-    def versions(self) -> str:
-        """Library versions, for provenance."""
-        return f"cuBLASLt {library_version()}" + (f", torch {self._torch.__version__}" if self._torch else "")
-
     def close(self) -> None:
         for prepared in self._prepared.values():
             prepared.destroy()
         for lt in self.lt.values():
             lt.close()
+
+
+def versions() -> str:
+    """Of the libraries that references come from: part of what a measurement is keyed on."""
+    torch = package_version("torch")
+    return f"cuBLASLt {library_version()}" + (f", torch {torch}" if torch else "")
 
 
 def _import_torch() -> Any:

@@ -28,7 +28,7 @@ from tools.gpu.driver import CudaError, Gpu, Module, check
 from tools.gpu.lock import gpu_lock
 from tools.gpu.nvml import ClockLog
 from tools.gpu.operands import Operands
-from tools.gpu.references import LAYOUTS, Library, References
+from tools.gpu.references import LAYOUTS, Library, References, versions
 from tools.gpu.replays import Prepared, Subject, run_interleaved, time_of
 from tools.gpu.verify import Verifier, fits, verify
 from tools.launching import LaunchError, accepts, resolve
@@ -97,6 +97,7 @@ class Worker:
             smem_per_block_bytes=self.gpu.smem_bytes,
             driver=driver,
             cuda_runtime=f"{runtime // 1000}.{runtime % 1000 // 10}",
+            library=versions(),
         )
 
     def verify(self, request: dict[str, Any]) -> VerifyResult:
@@ -232,7 +233,7 @@ class Worker:
         )
         return BaselineResult(
             status=Status.OK, task_id=task.task_id, mode=mode, budget=budget, times=times,
-            library=references.versions(), elapsed_s=time.monotonic() - started,
+            library=versions(), elapsed_s=time.monotonic() - started,
         )  # fmt: skip
 
     # --- pieces ----------------------------------------------------------------------------------------------------

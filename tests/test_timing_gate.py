@@ -184,3 +184,20 @@ def test_an_output_left_alone_is_unwritten() -> None:
 
 def test_a_guard_word_overwritten_is_seen() -> None:
     assert verified(writes_beside_c).reason is Reason.WROTE_OUT_OF_BOUNDS
+
+
+# --- baselines --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_baselines_name_the_algorithm_that_stands_for_each_reference(mode: Mode) -> None:
+    with simulated_worker(honest, 1.0, TASK.dims, COSTS) as gpu:
+        request = {"op": "baselines", "task": TASK.model_dump(mode="json"), "mode": mode, "budget": "final"}
+        reply = gpu.ask(request)
+    assert "record" in reply, reply
+    times = {(t["reference"], t["b_layout"]): t for t in reply["record"]["times"]}
+    for layout in ("kn", "nk"):
+        assert times["cublaslt_auto", layout]["time_us"] == pytest.approx(COSTS["second"])
+        assert times["cublaslt_auto", layout]["algorithm"].startswith("second")
+        assert times["cublaslt_heuristic", layout]["algorithm"].startswith("first")
+        assert times["cublas", layout]["algorithm"] == "cublasGemmEx"

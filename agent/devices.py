@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agent.errors import UsageError
 from tools.device import Device, DeviceBroken
-from tools.hgemm import min_bytes
+from tools.memory_needs import too_large
 from tools.records import CompileResult, DeviceInfo, Record, Task, Variant
 from tools.visible_gpus import visible_gpus
 
@@ -114,13 +114,9 @@ def find_devices() -> list[FoundDevice]:
 
 
 def check_fits(task: Task, info: DeviceInfo) -> None:
-    """Raises UsageError if the operands alone fill the GPU's memory."""
-    needed = min_bytes(task)
-    if needed > 0.9 * info.memory_bytes:
-        raise UsageError(
-            f"{task.label} needs {needed / 2**30:.1f} GiB for A, B and C alone; "
-            f"{info.name} has {info.memory_bytes / 2**30:.0f} GiB of memory"
-        )
+    """Raises UsageError if a GPU's memory cannot hold what verify needs: nothing could then be timed."""
+    if (why := too_large(task, info.memory_bytes)) is not None:
+        raise UsageError(f"{why} ({info.name})")
 
 
 def recorded_tasks(device: Device) -> list[Task]:

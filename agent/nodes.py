@@ -243,7 +243,7 @@ class SearchNodes:
         if prepared.fresh and ran.result is not None and ran.result.status is Status.UNAVAILABLE:
             # This machine can evaluate nothing: say so, leave the budget alone, and try again on a resume.
             why = ran.result.detail.rstrip(".")
-            deps.broken = f"{why}; `agent doctor` says what to install, then resume the session"
+            deps.broken = f"{why}; `agent doctor` says what is missing on this machine, then resume the session"
             raise SessionError(deps.broken)
         if ran.result is not None and prepared.variant is not None:
             deps.emit(

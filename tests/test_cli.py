@@ -185,7 +185,7 @@ def test_a_model_behind_a_compatible_server(record_path: Path, httpserver: HTTPS
         ("optimize --shape 64,64,64 --set session.modes=[server]", "offline"),
         ("optimize --shape 64,64,64 --config /no/such.yaml", "/no/such.yaml does not exist"),
         ("optimize --shape 64,64,64 --device replay:RECORD --session ../../etc", "is not a session name"),
-        ("optimize --shape 900000,900000,900000 --device replay:RECORD", "GiB for A, B and C alone"),
+        ("optimize --shape 900000,900000,900000 --device replay:RECORD", "GiB to verify"),
         ("optimize --shape 128,64,64 --device replay:RECORD", "the nearest are 64,64,64 or 256,256,256"),
         ("resume nothing", "there is no session nothing"),
         ("resume ../x", "is not a session name"),
@@ -262,9 +262,22 @@ def test_rounds_follow_the_kind_of_policy() -> None:
 
 
 def test_shape_must_fit_the_gpu() -> None:
-    check_fits(hgemm(16384, 16384, 16384), ScriptedDevice().info)
+    info = ScriptedDevice().info
+    check_fits(hgemm(16384, 16384, 16384), info)
     with pytest.raises(UsageError, match="141 GiB of memory"):
-        check_fits(hgemm(400_000, 200_000, 64), ScriptedDevice().info)
+        check_fits(hgemm(400_000, 200_000, 64), info)
+    # 15 GiB of operands, but B and |B| in FP64 take eight times as much.
+    with pytest.raises(UsageError, match="64x90000x90000 needs about 155 GiB to verify"):
+        check_fits(hgemm(64, 90_000, 90_000), info)
+
+
+def test_what_verify_needs_is_asked_before_a_session_begins(tmp_path: Path, home: Path) -> None:
+    device = ScriptedDevice()
+    device.info = device.info.model_copy(update={"memory_bytes": 4 << 30})
+    record = make_record(tmp_path / "small.sqlite", (64, 64, 64), device=device)
+    done = optimize(record)
+    assert done.exit_code == 1 and "64x64x64 needs about 4 GiB to verify; the GPU has 4 GiB" in done.stderr
+    assert not (home / "sessions").exists()
 
 
 # --- check ------------------------------------------------------------------------------------------------------------

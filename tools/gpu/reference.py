@@ -7,9 +7,8 @@ from typing import Any
 
 import cupy as cp
 
+from tools.memory_needs import BLOCK_BYTES
 from tools.records import BLayout
-
-BLOCK_BYTES = 2 << 30
 
 
 def product_blocks(

@@ -17,8 +17,9 @@ import numpy as np
 from tools.gpu.blas import Cublas
 from tools.gpu.data import GuardedBuffer, Kernels, new_stats, read_stats, seed
 from tools.gpu.driver import BoundLaunch, Event, Gpu, Module, memset8
-from tools.gpu.reference import BLOCK_BYTES, product_blocks
+from tools.gpu.reference import product_blocks
 from tools.launching import ConcreteSpec
+from tools.memory_needs import too_large
 from tools.numerics import gamma32
 from tools.records import Depth, Reason, Status, Task, TierResult, Variant, VerifyResult
 from tools.verdicts import Rejected, SideEffects, Stats, Tier, baseline_bounded, judge, tiers
@@ -181,11 +182,4 @@ def verify(
 
 def fits(task: Task, gpu: Gpu) -> str | None:
     """None, or the sentence that says why this shape cannot be verified in this GPU's memory."""
-    m, n, k = task.dims["M"], task.dims["N"], task.dims["K"]
-    need = 2 * (m * k + k * n + 2 * m * n) + 18 * k * n + 2 * BLOCK_BYTES
-    if need > 0.95 * gpu.memory_bytes:
-        return (
-            f"{task.label} needs about {need / 2**30:.0f} GiB to verify, "
-            f"more than this GPU's {gpu.memory_bytes / 2**30:.0f} GiB"
-        )
-    return None
+    return too_large(task, gpu.memory_bytes)

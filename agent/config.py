@@ -34,7 +34,7 @@ class SessionSettings(BaseModel):
     shape: str | None = Field(default=None, description="M,N,K")
     device: str = Field(default="auto", description="auto, cuda:N, replay:h200 or replay:PATH")
     seed: int = Field(default=0, ge=0)
-    accumulate: Literal["float32", "float16"] = "float32"
+    accumulate: Literal["float32"] = "float32"
     rounds: int | None = Field(default=None, ge=1, description="null: 1 for a search, 3 for a language model.")
     group_size: int | None = Field(default=None, ge=1, description="null: 1 for a search, 2 for a language model.")
     top_k: int = Field(default=3, ge=1, description="Variants per layout of B that go through the whole gate.")
@@ -52,6 +52,13 @@ class SessionSettings(BaseModel):
         if value is not None:
             value = str(value)
             parse_shape(value)  # ShapeError is a ValueError with the sentence
+        return value
+
+    @field_validator("accumulate", mode="before")
+    @classmethod
+    def _only_float32(cls, value: Any) -> Any:
+        if value == "float16":
+            raise ValueError("accumulate can only be float32: compile, verify and the references know no other yet")
         return value
 
     @field_validator("modes")

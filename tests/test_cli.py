@@ -248,6 +248,13 @@ def test_environment_mistakes_name_the_variable() -> None:
         load_settings(None, {"HGEMM_AGENT_BUDGTE__X": "1"})
 
 
+def test_what_is_not_honoured_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the command line: .*accumulate can only be float32: compile, verify and"):
+        load_settings(None, {}, {"session.accumulate": "float16"})
+    done = invoke("optimize", "--shape", "64,64,64", "--set", "session.accumulate=float16")
+    assert done.exit_code == 1 and done.stderr.count("\n") == 1
+
+
 def test_nested_settings_and_prices() -> None:
     price = parse_assignment("policy.prices.mine={input: 1, output: 2, cache_read: 0.1}")
     found = load_settings(None, {}, dict([price]))

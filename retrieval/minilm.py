@@ -64,6 +64,7 @@ class MiniLm:
     def _model(self) -> Any:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read at import: a lookup of the model card must not reach for the net
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin at barriers slow a shared machine down
         try:
             import torch
             from sentence_transformers import SentenceTransformer

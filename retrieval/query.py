@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from retrieval.errors import RetrievalError
+from retrieval.glossary import other_names
 from retrieval.tokens import chains, looks_exact, spaced
 
 MAX_CHARS = 2000
@@ -47,4 +48,6 @@ def parse(text: str) -> Question:
     for identifier in wholes:
         rest = rest.replace(identifier, " ")
     bare = bool(wholes) and not re.search(r"[A-Za-z]{2,}", re.sub(r"<.*?>|\(.*?\)", " ", rest))
+    if not bare:
+        kept += [word for word in other_names(spaced(cleaned)) if word not in kept]
     return Question(cleaned, tuple(dict.fromkeys([*specialised, *wholes])), tuple(kept[:MAX_WORDS]), bare)

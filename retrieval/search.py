@@ -18,8 +18,8 @@ from retrieval.passages import Passage, Ranking, SearchResult
 from retrieval.query import Question, parse
 
 MAX_K = 50
-CANDIDATES = 60  # per ranking
-RRF = 8  # reciprocal rank fusion: 1 / (RRF + rank)
+CANDIDATES = 100  # per ranking
+RRF = 12  # reciprocal rank fusion: 1 / (RRF + rank)
 WEIGHTS = {"vectors": 1.0, "words": 1.0, "exact": 0.7}
 #: Added for declaring an asked-for name; even the least is above any sum of reciprocal ranks.
 DECLARED, MEMBER, ALIASED = 1.0, 0.7, 0.4

@@ -1,18 +1,23 @@
-"""Generated code may not change under its records: the pinned nvcc must give the recorded cubins, plan by plan.
+"""Generated code and launches may not change under their records, plan by plan: the pinned nvcc must give the recorded
+cubins, and every plan must be launched as it was.
 
-If this fails, a family's source, knobs or launch changed: bump its ``revision`` and record it anew.
+If this fails, a family's source, knobs or launch changed: bump its ``revision``, record it anew, and write the new
+launches down with ``python -m tests.launch_hashes``.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests import launch_hashes
 from tools.build_cache import CompileCache
 from tools.compiling import compile_many
 from tools.families import load_families, plans, render
 from tools.paths import records_dir
+from tools.records import KernelLaunch
 from tools.replay import ReplayDevice
 from tools.toolchain import find_toolchain
 
@@ -46,3 +51,20 @@ def test_the_pinned_compiler_gives_the_recorded_cubins(replay: ReplayDevice, tmp
         recorded = replay.compile(variant)
         assert built.ok, built.detail
         assert built.cubin_sha256 == recorded.cubin_sha256, f"{variant.label} compiles to other code than was measured"
+
+
+def test_every_plan_is_launched_as_it_was_recorded() -> None:
+    written = json.loads(launch_hashes.PATH.read_text())
+    found = launch_hashes.of_all_plans()
+    changed = [plan_id for plan_id, digest in found.items() if written.get(plan_id, digest) != digest]
+    assert not changed, f"{len(changed)} plans are launched otherwise than they were measured, {changed[0]} for one"
+    assert found.keys() == written.keys(), "run: python -m tests.launch_hashes"
+
+
+@pytest.mark.parametrize("change", [{"smem_bytes": 1024}, {"grid": (7, 1, 1)}, {"block": (96, 1, 1)}, {"args": ("A",)}])
+def test_another_launch_has_another_hash(change: dict[str, object]) -> None:
+    family = next(iter(load_families().values()))
+    variant = render(family, next(iter(plans(family))))
+    launch = KernelLaunch.model_validate(variant.launch.launches[0].model_dump() | change)
+    other = variant.model_copy(update={"launch": variant.launch.model_copy(update={"launches": (launch,)})})
+    assert launch_hashes.launch_hash(other) != launch_hashes.launch_hash(variant)

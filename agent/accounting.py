@@ -26,7 +26,7 @@ def answer_payload(ran: Ran) -> dict[str, Any]:
     result = ran.result
     return {
         "text": ran.text,
-        "status": result.status.value if result else ("failed" if '"error"' in ran.text[:10] else "ok"),
+        "status": ran.status.value,
         "reason": result.reason.value if result and result.reason else None,
         "ratio": ran.ratio,
         "key": ran.key,

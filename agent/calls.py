@@ -21,7 +21,7 @@ from policy.tool_schemas import (
 )
 from tools.families import ManifestError, accepted_plans, render, validate_plan
 from tools.gate import Toolbox
-from tools.records import Evaluation, Family, Outcome, Task, ToolCall, Variant
+from tools.records import Evaluation, Family, Outcome, Status, Task, ToolCall, Variant
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,23 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Ran:
-    """``result`` is None for calls that only read; ``key`` is the variant's that the result is of."""
+    """``result`` is None for calls that only read; ``key`` is the variant's that the result is of; ``refused`` marks a
+    call that was answered without being run."""
 
     text: str
     result: Outcome | None = None
     key: str | None = None
+    refused: bool = False
+
+    @classmethod
+    def refusal(cls, sentence: str) -> Ran:
+        return cls(json.dumps({"error": sentence}), refused=True)
+
+    @property
+    def status(self) -> Status:
+        if self.result is not None:
+            return self.result.status
+        return Status.FAILED if self.refused else Status.OK
 
     @property
     def ratio(self) -> float | None:

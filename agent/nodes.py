@@ -228,7 +228,7 @@ class SearchNodes:
     def _run(self, call: Call, tool_call: ToolCall) -> Ran:
         deps = self._deps
         if call["refused"]:
-            return Ran(json.dumps({"error": call["refused"]}))
+            return Ran.refusal(call["refused"])
         known = [call["key"]] if call["key"] else []
         try:
             prepared = prepare(tool_call, deps.families, deps.find_variant, known)
@@ -239,7 +239,7 @@ class SearchNodes:
             with deps.device_lock:
                 ran = run(prepared, deps.toolbox, deps.task, deps.families)
         except CallError as error:
-            return Ran(json.dumps({"error": str(error)}))
+            return Ran.refusal(str(error))
         if prepared.fresh and ran.result is not None and ran.result.status is Status.UNAVAILABLE:
             # This machine can evaluate nothing: say so, leave the budget alone, and try again on a resume.
             why = ran.result.detail.rstrip(".")

@@ -20,6 +20,7 @@ from agent.reporting.source import load
 from memory.store import Store
 from tests.fakes import raw_variant
 from tests.report_kit import FAMILIES, UnevenDevice, make_record
+from tools.extras import install_command
 from tools.families import accepted_plans
 from tools.gate import Toolbox
 from tools.hgemm import hgemm
@@ -287,4 +288,4 @@ def test_without_the_extra_the_command_to_install_it_is_named(
     with pytest.raises(typer.Exit) as exit_:
         report(source=None, out=Path("never"), device=None, json_output=False, markdown=False)
     assert exit_.value.exit_code == 1
-    assert capsys.readouterr().err == "error: agent report needs scipy and plotly: pip install 'hgemm-agent[report]'\n"
+    assert capsys.readouterr().err == f"error: agent report needs scipy and plotly: {install_command('report')}\n"

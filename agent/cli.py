@@ -53,7 +53,9 @@ def optimize(
     base_url: Annotated[
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
     ] = None,
-    evaluations: Annotated[int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 256: every plan of the families).")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 256: every plan of the families).")
+    ] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
     usd: Annotated[float | None, typer.Option(help="Budget: money for a hosted model, e.g. 5.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and device: same session (default 0).")] = None,
@@ -227,22 +229,24 @@ def record(
 ) -> None:
     """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
     with _guarded():
-        from agent.devices import open_device
-        from tools.families import load_families
-        from tools.recording import record as record_shapes
-        from tools.shapes import parse_shapes_csv, spread
+        from agent.devices import check_gpu_packages, resolve
+        from tools.recording import OUT_OF_TIME
+        from tools.recording import main as record_families
 
-        if not device.startswith("cuda:"):
+        gpu = resolve(device)
+        if not gpu.startswith("cuda:"):
             raise UsageError(f"records are made on a GPU: --device cuda:0, not '{device}'")
-        wanted = parse_shapes_csv(shapes) if shapes else spread()
-        opened = open_device(device)
-        try:
-            done = record_shapes(opened, load_families(), wanted, out, deadline_s=deadline, top=top, commit=commit)
-        finally:
-            opened.close()
-        print(f"{done.shapes_done} of {done.shapes_total} shapes, {done.measured} measurements → {out}")
-        if not done.finished:
-            raise UsageError(f"the deadline came first; the same command goes on with {out}")
+        check_gpu_packages(gpu)
+        given = {
+            "--device": gpu,
+            "--out": out,
+            "--deadline": deadline,
+            "--shapes": shapes,
+            "--top": top,
+            "--commit": commit,
+        }
+        code = record_families([f"{name}={value}" for name, value in given.items() if value is not None])
+        raise typer.Exit(EXIT_ERROR if code == OUT_OF_TIME else code)
 
 
 # Commands that have a module of their own.

@@ -34,10 +34,7 @@ def open_device(spec: str, compile_really: bool = False) -> Device:
     UsageError for an unknown name, DeviceBroken for a device that cannot answer."""
     resolved = resolve(spec)
     if match := _CUDA.match(resolved):
-        if missing := missing_gpu_modules():
-            raise UsageError(
-                f"{resolved} needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12, by your driver)"
-            )
+        check_gpu_packages(resolved)
         from tools.cuda_device import CudaDevice
 
         return CudaDevice(int(match[1]))
@@ -73,6 +70,14 @@ def resolve(spec: str) -> str:
         # Kept as an absolute path: a session may be resumed from another folder.
         return spec if name == "h200" else f"replay:{Path(name).expanduser().absolute()}"
     raise UsageError(f"there is no device '{spec}': give auto, cuda:0, replay:h200 or replay:PATH")
+
+
+def check_gpu_packages(spec: str) -> None:
+    """Raises UsageError, with the command that installs them, where the GPU worker's packages are missing."""
+    if missing := missing_gpu_modules():
+        raise UsageError(
+            f"{spec} needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12, by your driver)"
+        )
 
 
 def missing_gpu_modules() -> list[str]:

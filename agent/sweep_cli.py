@@ -40,7 +40,9 @@ def sweep(
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler, tcp://HOST:8786.")] = None,
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A Dask scheduler's file.")] = None,
     policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic or openai.")] = None,
-    evaluations: Annotated[int | None, typer.Option(help="Budget a shape: new variants, e.g. 24 (default 256).")] = None,
+    evaluations: Annotated[
+        int | None, typer.Option(help="Budget a shape: new variants, e.g. 24 (default 256).")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and recording: same table (default 0).")] = None,
     settings: Annotated[
         list[str] | None,

@@ -12,12 +12,13 @@ from records_kit import agent, make_record
 from typer.testing import CliRunner, Result
 from werkzeug import Request, Response
 
-from agent import checking
+from agent import checking, devices
 from agent.checking import check, load_variant
 from agent.cli import app
 from agent.config import load_settings, parse_assignment
 from agent.devices import check_fits
 from agent.errors import UsageError
+from tools import recording
 from tools.families import load_families
 from tools.families import plans as plans_of
 from tools.hgemm import hgemm
@@ -246,6 +247,21 @@ def test_environment_mistakes_name_the_variable() -> None:
         load_settings(None, {"HGEMM_AGENT_BUDGET__EVALUATIONS": "lots"})
     with pytest.raises(UsageError, match="HGEMM_AGENT_BUDGTE__X: there is no section 'budgte'"):
         load_settings(None, {"HGEMM_AGENT_BUDGTE__X": "1"})
+
+
+def test_record_is_the_recording_of_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One recorder behind both commands: what it is given, and what its exit codes become."""
+    given: list[list[str]] = []
+    codes = iter((0, 1, recording.OUT_OF_TIME, 130))
+    monkeypatch.setattr(recording, "main", lambda arguments: given.append(arguments) or next(codes))
+    monkeypatch.setattr(devices, "missing_gpu_modules", list)
+    arguments = ["record", "--out", "x.sqlite", "--deadline", "5", "--device", "cuda:1", "--top", "2"]
+    assert [invoke(*arguments).exit_code for _ in range(4)] == [0, 1, 1, 130]
+    wanted = ["--device=cuda:1", "--out=x.sqlite", "--deadline=5.0", "--top=2", "--commit="]
+    assert given == [wanted] * 4
+    assert "records are made on a GPU" in invoke(*arguments[:-4], "--device", "replay:h200").stderr
+    monkeypatch.setattr(devices, "missing_gpu_modules", lambda: ["cupy"])
+    assert "cuda:1 needs cupy" in invoke(*arguments).stderr
 
 
 def test_what_is_not_honoured_is_refused() -> None:

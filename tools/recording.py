@@ -49,6 +49,8 @@ from tools.replay import covers
 from tools.sanitize_shapes import sanitize_tasks
 from tools.shapes import Shape, parse_shapes_csv, regime, spread
 
+#: Exit code of ``main`` when the deadline came first.
+OUT_OF_TIME = 3
 COMMIT_EVERY_S = 5.0
 PROFILE_BATCH = 32
 SANITIZE_BATCH = 128
@@ -451,7 +453,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
         return 130
     print(f"{summary.shapes_done} of {summary.shapes_total} shapes, {summary.measured} measurements → {options.out}")
-    return 0 if summary.finished else 3
+    return 0 if summary.finished else OUT_OF_TIME
 
 
 if __name__ == "__main__":

@@ -16,10 +16,11 @@ from agent.files import read_text
 from agent.sweep_rows import stored_rows
 from memory.store import Store
 from policy.tool_schemas import first_error
+from tools.admission import hindrance
 from tools.families import ManifestError, render, validate_plan
 from tools.hgemm import ShapeError, hgemm, parse_shape
 from tools.record_file import RecordReader
-from tools.records import HEADLINE_REFERENCE, BLayout, Family, Plan, Task, Variant
+from tools.records import HEADLINE_REFERENCE, BLayout, Depth, Family, Plan, Status, Task, Variant
 
 
 class PlanLine(BaseModel):
@@ -81,24 +82,34 @@ def of_database(path: Path, families: Mapping[str, Family]) -> list[Candidate]:
 
 
 def of_recording(path: Path, families: Mapping[str, Family]) -> list[Candidate]:
-    """The best kernel of every recorded shape, by its offline timing at final budget. Raises DeviceBroken."""
+    """The best kernel of every recorded shape that the leaderboard's rule admits, by its offline final timing. Raises
+    DeviceBroken."""
     with ExitStack() as stack:
         records = RecordReader(path)
         stack.callback(records.close)
         plans = {plan.plan_id: plan for plan in records.plans()}
         tasks = {task.task_id: task for task in records.tasks()}
+        failed = records.failed_timings()
         best: dict[str, tuple[float, str]] = {}
         for task_id, key, mode in records.timed_keys("final"):
-            sanitized = records.sanitized(key)
-            if mode != "offline" or key not in plans or sanitized is None or not sanitized.ok:
+            if mode != "offline" or key not in plans or (task_id, key) in failed or not _passed(records, task_id, key):
                 continue
             timing = records.timed(key, task_id, "offline", "final")
             row = timing.row(HEADLINE_REFERENCE) if timing else None
             if row is not None and row.ratio > best.get(task_id, (0.0,))[0]:
                 best[task_id] = (row.ratio, key)
     if not best:
-        raise UsageError(f"{path} has no shape with a kernel that was sanitized and timed at final budget")
+        raise UsageError(f"{path} has no shape with a kernel that passed the whole gate")
     return [Candidate(tasks[task_id], rendered(plans[key], families)) for task_id, (_, key) in best.items()]
+
+
+def _passed(records: RecordReader, task_id: str, key: str) -> bool:
+    """A plan that was timed offline at final budget, and failed no timing."""
+    depths: tuple[Depth, ...] = ("quick", "full")
+    verified = [(depth, v.status) for depth in depths if (v := records.verified(key, task_id, depth)) is not None]
+    sanitized = records.sanitized(key)
+    statuses = [sanitized.status] if sanitized is not None else []
+    return hindrance(verified, statuses, [("offline/final", Status.OK)]) is None
 
 
 def of_certificate(certificate: Certificate, families: Mapping[str, Family]) -> list[Candidate]:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from loop_kit import ScriptedPolicy, call, make_deps, plan_call, run, turn
 
+from agent import certify_inputs
+from agent.errors import UsageError
 from agent.reporting.source import load
 from agent.reporting.winners import choose, hindrance
 from memory.store import Store
@@ -155,10 +157,13 @@ def test_a_report_of_a_recording_keeps_it(tmp_path: Path) -> None:
         writer.put_sanitize(PLAN, device.sanitize(PLAN, [hgemm(64, 64, 64)]))
         writer.put_timing(PLAN, TASK, device.time(PLAN, TASK, "offline", "final"))
     assert choose(load(path))[TASK.task_id].best == PLAN.key
+    assert [candidate.variant.key for candidate in certify_inputs.of_recording(path, FAMILIES)] == [PLAN.key]
     with RecordWriter(path, device.info) as writer:
         writer.put_timing(PLAN, TASK, device.time(PLAN, TASK, "rotating", "screen"))
     found = choose(load(path))[TASK.task_id]
     assert (found.best, found.why_none) == (None, "1 candidates failed a timing")
+    with pytest.raises(UsageError, match="no shape with a kernel that passed the whole gate"):
+        certify_inputs.of_recording(path, FAMILIES)
 
 
 def last_key(request: Any) -> str:

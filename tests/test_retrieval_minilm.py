@@ -84,7 +84,8 @@ def test_a_build_with_the_model_does_not_try_the_net(tmp_path: Path) -> None:
 
         build_small(Path(sys.argv[1]), Path(sys.argv[2]), embedder=MiniLm())
         with Index.open(Path(sys.argv[1])) as index:
-            print(search(index, "check the coordinate against the bound when a tile does not divide the matrix").passages[0].title)
+            question = "check the coordinate against the bound when a tile does not divide the matrix"
+            print(search(index, question).passages[0].title)
     """
     corpus = write_corpus(tmp_path / "corpus")
     done = subprocess.run(

@@ -91,7 +91,8 @@ def islands(scored: Sequence[Scored], count: int, rng: random.Random, settings: 
     ranked = sorted(homes.values(), key=lambda home: (-max(s.score for s in home), home[0].key))
     best = max(scored, key=lambda s: (s.score, s.key))
     for home in ranked[(len(ranked) + 1) // 2 :]:
-        home.append(best)
+        if best not in home:  # as good as the best of a better island, and its own
+            home.append(best)
     home = rng.choice(ranked)
     return [home[i] for i in softmax_draw([s.score for s in home], count, settings.temperature, rng)]
 

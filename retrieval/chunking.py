@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path, PurePosixPath
 
-from retrieval import arch, cpp_chunks, cpp_scan, prose, tokens
+from retrieval import arch, cpp_chunks, cpp_scan, glossary, prose, tokens
 from retrieval.passages import Chunk, Document, Symbol
 from retrieval.reading import CODE_SUFFIXES
 
@@ -27,7 +27,7 @@ def cut(document: Document) -> list[Chunk]:
 def fingerprint() -> str:
     """A hash of the cutters themselves: other code may cut otherwise, and must not leave old chunks behind."""
     hashed = hashlib.sha256()
-    for module in (arch, cpp_chunks, cpp_scan, prose, tokens):
+    for module in (arch, cpp_chunks, cpp_scan, glossary, prose, tokens):
         hashed.update(Path(str(module.__file__)).read_bytes())
     return hashed.hexdigest()[:16]
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from retrieval.arch import in_name, in_ptx, ordered
 from retrieval.cpp_scan import Declaration, mask, name_of, scan
+from retrieval.glossary import spelled_out
 from retrieval.passages import Chunk, Document, Symbol
 from retrieval.tokens import spaced
 
@@ -253,15 +254,12 @@ def _windows(file: _File, unit: _Unit) -> Iterator[Chunk]:
             pieces.append([first, last])
             previous = words
     arch = _arch(file, [unit])
-    for number, (first, last) in enumerate(pieces):
-        symbols = (
-            (Symbol(declared.name, declared.qualified, first, min(last, first + LEAF_LINES)),) if not number else ()
-        )
-        kind = "declaration" if not number else "body"
-        said = (
-            "" if number else _embed_text(file, declared.qualified, file.slice(first, min(last, first + WINDOW_LINES)))
-        )
-        yield Chunk(kind, declared.qualified, first, last, said, arch, symbols)  # type: ignore[arg-type]
+    (first, last), *rest = pieces
+    begins = Symbol(declared.name, declared.qualified, first, min(last, first + LEAF_LINES))
+    said = _embed_text(file, declared.qualified, file.slice(first, min(last, first + WINDOW_LINES)))
+    yield Chunk("declaration", declared.qualified, first, last, said, arch, (begins,))
+    for first, last in rest:
+        yield Chunk("body", declared.qualified, first, last, "", arch)
 
 
 def _pieces(file: _File, first: int, last: int) -> Iterator[tuple[int, int]]:
@@ -336,9 +334,11 @@ def _embed_text(file: _File, title: str, text: str) -> str:
 
 
 def _names(title: str) -> str:
-    """The last parts of the first few names, as words."""
+    """The last parts of the first few names, as words, and what their abbreviations mean."""
     names = title.replace(" … ", ", ").split(", ")[:6]
-    return ", ".join(spaced(name.rsplit("::", 1)[-1]) for name in names)
+    last = [name.rsplit("::", 1)[-1] for name in names]
+    meaning = spelled_out(" ".join(last))
+    return ", ".join(map(spaced, last)) + (f" ({meaning})" if meaning else "")
 
 
 def _path_words(path: str) -> str:

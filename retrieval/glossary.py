@@ -1,9 +1,14 @@
-"""Names for one thing: what the PTX manual, CUTLASS and people call it. A question that uses one is also looked up
-under the others, on the lexical side only; the vectors do not need it."""
+"""Names for one thing: what the PTX manual, CUTLASS and people call it.
+
+A question that uses one name is also looked up under the others (``other_names``, lexical side). A passage's
+abbreviated names are also indexed spelled out (``spelled_out``): most atoms have no comment that would say it.
+"""
 
 from __future__ import annotations
 
 import re
+
+from retrieval.tokens import parts
 
 #: Each row: phrases that mean the same. Words that mean much else besides are left out.
 SAME: tuple[tuple[str, ...], ...] = (
@@ -27,6 +32,40 @@ SAME: tuple[tuple[str, ...], ...] = (
     ("single precision", "fp32", "f32"),
     ("fp8", "e4m3", "e5m2"),
 )
+#: Parts of identifiers, in lower case, and what they stand for.
+ABBREVIATIONS: dict[str, str] = {
+    "tma": "tensor memory accelerator copy",
+    "ldsm": "ldmatrix load matrix from shared memory",
+    "stsm": "stmatrix store matrix to shared memory",
+    "mma": "matrix multiply accumulate",
+    "gmma": "wgmma warpgroup matrix multiply accumulate",
+    "umma": "tcgen05 matrix multiply accumulate",
+    "tmem": "tensor memory",
+    "smem": "shared memory",
+    "gmem": "global memory",
+    "rmem": "registers",
+    "reg": "registers",
+    "evt": "epilogue visitor tree",
+    "clc": "cluster launch control",
+    "cta": "thread block",
+    "im2col": "image to column convolution",
+    "desc": "descriptor",
+    "bar": "barrier",
+    "sf": "scale factor",
+    "alloc": "allocate",
+    "dealloc": "deallocate free",
+    "coord": "coordinate",
+    "idx": "index",
+    "f16": "fp16 half",
+    "f32": "fp32 float",
+    "bf16": "bfloat16",
+    "tf32": "tensorfloat",
+    "e4m3": "fp8",
+    "e5m2": "fp8",
+    "f64": "fp64 double",
+    "s8": "int8",
+    "u8": "uint8",
+}
 _WORDS = re.compile(r"[a-z0-9]+")
 
 
@@ -40,3 +79,9 @@ def other_names(text: str) -> list[str]:
         if used:
             found += [word for phrase in written if phrase not in used for word in phrase.split()]
     return list(dict.fromkeys(found))
+
+
+def spelled_out(identifiers: str) -> str:
+    """What the abbreviations in these identifiers stand for, in the order in which they occur."""
+    words = (word.lower() for word in parts(identifiers))
+    return ", ".join(dict.fromkeys(ABBREVIATIONS[word] for word in words if word in ABBREVIATIONS))

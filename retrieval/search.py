@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,10 @@ WEIGHTS = {"vectors": 1.0, "words": 1.0, "exact": 0.7}
 DECLARED, MEMBER, ALIASED = 1.0, 0.7, 0.4
 MAX_DECLARED = 3  # of the answers to a sentence; a bare identifier may fill them all
 ALIKE = 0.85  # Jaccard similarity of words, numbers left out, from which a passage repeats another
+ALIKE_NAMESAKE = 0.4  # the same between declarations of one name, for a question in words
+PER_FILE = 2  # passages of one file, for a question in words
+LOOKED_AT = 12  # times as many candidates as passages
+MAX_ALSO = 8  # citations of repetitions
 PASSAGE_LINES = 80
 MAX_NAMES = 40  # of the names that a passage declares
 PASSAGE_CHARS = 6000
@@ -127,31 +132,43 @@ def _distinct(
     named: dict[int, list[SymbolRow]],
     k: int,
 ) -> tuple[Passage, ...]:
-    """The first ``k`` that do not repeat each other; those left out are cited by the one they repeat."""
-    rows = index.reader.chunks(ranked[: 8 * k])
+    """The first ``k`` that do not repeat each other; those left out are cited by the one they repeat. A question in
+    words gets its answers from several files: more of one file come only when there is nothing else."""
+    considered = ranked[: LOOKED_AT * k]
+    rows = index.reader.chunks(considered)
     chosen: list[tuple[Passage, frozenset[str]]] = []
-    for number in ranked[: 8 * k]:
+    later: list[Passage] = []
+    per_file: Counter[str] = Counter()
+    for number in considered:
         if len(chosen) == k:
             break
         passage = _passage(index, rows[number], scores[number], named.get(number, ()))
         words = _word_set(passage.text)
         for at, (other, seen) in enumerate(chosen):
-            if _repeats(passage, words, other, seen):
-                merged = other.model_copy(update={"also_at": (*other.also_at, passage.citation)})
-                chosen[at] = (merged, seen)
+            if _repeats(passage, words, other, seen, question.bare):
+                also = (*other.also_at, passage.citation)[:MAX_ALSO]
+                chosen[at] = (other.model_copy(update={"also_at": also}), seen)
                 break
         else:
+            if not question.bare and per_file[passage.path] >= PER_FILE:
+                later.append(passage)
+                continue
+            per_file[passage.path] += 1
             chosen.append((passage, words))
-    return tuple(passage for passage, _ in chosen)
+    return tuple([passage for passage, _ in chosen] + later[: k - len(chosen)])
 
 
-def _repeats(passage: Passage, words: frozenset[str], other: Passage, seen: frozenset[str]) -> bool:
-    """Nearly the same words under the same name: test_wait is no repetition of try_wait."""
+def _repeats(passage: Passage, words: frozenset[str], other: Passage, seen: frozenset[str], bare: bool) -> bool:
+    """Nearly the same words under the same name: test_wait is no repetition of try_wait. A question in words has no
+    use for a second overload or for the same member of another kernel either."""
     if passage.text == other.text:
         return True
-    if len(words & seen) < ALIKE * len(words | seen):
+    alike = len(words & seen) / max(len(words | seen), 1)
+    if "prose" in (passage.kind, other.kind):
+        return passage.kind == other.kind and alike >= ALIKE
+    if _name_key(passage) != _name_key(other):
         return False
-    return passage.kind == "prose" or _name_key(passage) == _name_key(other)
+    return alike >= ALIKE or (not bare and (passage.path == other.path or alike >= ALIKE_NAMESAKE))
 
 
 def _name_key(passage: Passage) -> str:

@@ -38,9 +38,9 @@ class VectorIndex:
             client = _client(folder)
             hnsw = {
                 "space": "ip",
-                "ef_construction": 100,
-                "ef_search": 100,
-                "max_neighbors": 16,
+                "ef_construction": 200,
+                "ef_search": 400,  # near exact: many passages are near-identical, which misleads a short search
+                "max_neighbors": 24,
                 "batch_size": max(3, min(expected, MAX_BATCH)),  # smaller is refused
                 "sync_threshold": max(3, expected),
             }

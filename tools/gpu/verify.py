@@ -104,7 +104,7 @@ class Verifier:
 
     def run(self, tier: Tier, first: bool) -> tuple[list[Stats], SideEffects]:
         """Candidate twice, then the reference. Returns a Stats per mode and the side-effect counters."""
-        counters = cp.zeros(8, cp.uint64)  # hash before, after; guards; state; repeat mismatches in a Stats row below
+        counters = cp.zeros(6, cp.uint64)  # hashes of A, B before and after; guard words; state words
         stats = new_stats(len(tier.modes) + 2)
         for i, buffer in enumerate((self.a, self.b)):
             self.kernels.hash_into(buffer, counters[i : i + 1])

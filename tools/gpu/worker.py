@@ -15,6 +15,7 @@ import time
 import traceback
 from collections import OrderedDict
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,7 @@ def _uuid(gpu: Gpu) -> str:
     return f"GPU-{h[:8]}-{h[8:12]}-{h[12:16]}-{h[16:20]}-{h[20:]}"
 
 
+@cache
 def _driver_version() -> str:
     try:
         import pynvml

@@ -6,27 +6,25 @@ import sys
 import time
 from collections import Counter
 from threading import Lock
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
+from agent.panel import Panel
 from agent.progress import Event
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
 #: Plain lines: at most one every so often, but for changes of the best.
 _LINE_EVERY_S = 2.0
 
 
-class Progress:
+class Progress(Panel):
     """Safe to call from several threads. ``quiet`` shows nothing at all."""
 
     def __init__(self, budget_evaluations: int, quiet: bool = False) -> None:
-        self._quiet = quiet
+        super().__init__(quiet, refreshes_per_second=8)
         self._budget = budget_evaluations
         self._lock = Lock()
-        self._live: Live | None = None
         self._last_line = 0.0
         self._evaluations = 0
         self._doing = "starting"
@@ -36,31 +34,6 @@ class Progress:
         self._reference_us: float | None = None
         self._tokens = 0
         self._usd = 0.0
-
-    def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(
-                get_renderable=self._panel, console=Console(stderr=True), refresh_per_second=8, transient=True
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def note(self, text: str) -> None:
-        """A line that stays, above the live panel."""
-        if self._live is not None:
-            self._live.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
-            print(text, file=sys.stderr, flush=True)
 
     def __call__(self, event: Event) -> None:
         with self._lock:

@@ -6,25 +6,23 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
+from agent.panel import Panel
 from agent.sweep_rows import SweepRow
 
 if TYPE_CHECKING:
-    from rich.live import Live
     from rich.table import Table
 
 #: Plain lines come at most this often.
 LINE_EVERY_S = 5.0
 
 
-class Progress:
+class Progress(Panel):
     """Called from one thread. ``quiet`` shows nothing at all."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._live: Live | None = None
+        super().__init__(quiet, refreshes_per_second=4)
         self._total = 0
         self._before = 0
         self._started = self._last_line = time.monotonic()
@@ -33,31 +31,6 @@ class Progress:
         self._ratios: list[float] = []
         self._latest = ""
         self._workers: int | None = None
-
-    def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.live import Live
-
-            self._live = Live(
-                get_renderable=self._panel, console=Console(stderr=True), refresh_per_second=4, transient=True
-            )
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
-    def note(self, text: str) -> None:
-        """A line that stays, above the live panel."""
-        if self._live is not None:
-            self._live.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
-            print(text, file=sys.stderr, flush=True)
 
     def begin(self, total: int, rows: Sequence[SweepRow]) -> None:
         """``rows`` are those that an earlier run of the command has finished."""

@@ -224,6 +224,18 @@ def test_a_file_of_another_device_is_refused(out: Path) -> None:
         run(ScriptedDevice(driver="2.0"), out)
 
 
+def test_a_file_of_another_source_is_refused_before_anything_is_measured(out: Path) -> None:
+    run(ScriptedDevice(), out)
+    family = FAMILIES["toy"]
+    edited = {**FAMILIES, "toy": family.model_copy(update={"source": family.source + "\n#define MORE 1\n"})}
+    commented = {**FAMILIES, "toy": family.model_copy(update={"source": family.source + "\n// more\n"})}
+    device = ScriptedDevice()
+    with pytest.raises(DeviceBroken, match=r"another source under toy/.*: bump `revision` in kernels/toy/family.yaml"):
+        record(device, edited, SHAPES, out, deadline_s=60, echo=lambda _: None)
+    record(device, commented, SHAPES, out, deadline_s=60, echo=lambda _: None)
+    assert not device.calls
+
+
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("not a database, this is " * 100)
     with pytest.raises(DeviceBroken, match="is not a database"):

@@ -72,6 +72,28 @@ def test_what_was_measured_comes_back(recorded: Path) -> None:
     replay.close()
 
 
+def test_another_source_under_a_recorded_plan_has_no_numbers(recorded: Path) -> None:
+    """An edit under an old revision must not inherit the old kernel's times; a comment orphans nothing."""
+    replay, best = ReplayDevice(recorded), PLANS[winner()]
+    commented = best.model_copy(update={"source": best.source.replace("\n", "  // more\n", 1)})
+    edited = best.model_copy(update={"source": best.source.replace("{", "{ return;", 1)})
+    relaunched = best.model_copy(update={"launch": best.launch.model_copy(update={"workspace_bytes": 64})})
+    assert commented.source != best.source and edited.source != best.source
+    assert best.key == commented.key == edited.key == relaunched.key
+    assert replay.time(commented, TASK, "offline", "final").ok
+    for other in (edited, relaunched):
+        for result in (
+            replay.compile(other),
+            replay.verify(other, TASK, "full"),
+            replay.sanitize(other, [TASK]),
+            replay.time(other, TASK, "offline", "final"),
+            replay.profile(other, TASK),
+        ):
+            assert result.status is Status.NOT_RECORDED
+            assert "of another source: bump `revision` in kernels/" in result.detail
+    replay.close()
+
+
 def test_what_was_not_recorded_is_said_and_never_invented(recorded: Path) -> None:
     replay = ReplayDevice(recorded)
     loser = max(PLANS, key=lambda v: ScriptedDevice().time_us(v, TASK))
@@ -307,7 +329,7 @@ def test_the_database_of_something_else(tmp_path: Path) -> None:
 
 def test_a_newer_file(copy: Path) -> None:
     change(copy, "UPDATE meta SET value = '7' WHERE key = 'schema_version'")
-    with pytest.raises(DeviceBroken, match="schema version 7, newer than the 1 that this program reads: update"):
+    with pytest.raises(DeviceBroken, match="schema version 7, newer than the 2 that this program reads: update"):
         ReplayDevice(copy)
 
 

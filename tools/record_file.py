@@ -34,11 +34,13 @@ from tools.records import (
     Tally,
     Task,
     TimingResult,
+    Variant,
     VerifyResult,
 )
 from tools.sqlite_errors import explain
 
-SCHEMA_VERSION = 1
+#: 2: plans have ``content``; of a file without it nobody can say whether a plan's source is still the measured one.
+SCHEMA_VERSION = 2
 DEPTHS: tuple[Depth, ...] = ("quick", "full")
 Provenance = Literal["compiler", "commit", "library", "clocks", "recorded_on"]
 
@@ -50,7 +52,7 @@ SCHEMA = (
     "CREATE TABLE tasks (id INTEGER PRIMARY KEY, task_id TEXT NOT NULL UNIQUE, task TEXT NOT NULL, done TEXT, "
     "best TEXT)",
     "CREATE TABLE plans (id INTEGER PRIMARY KEY, plan_id TEXT NOT NULL UNIQUE, family TEXT, revision INTEGER, "
-    "b_layout TEXT NOT NULL, knobs TEXT)",
+    "b_layout TEXT NOT NULL, knobs TEXT, content TEXT)",
     "CREATE TABLE compiles (plan INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE sanitizes (plan INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     f"CREATE TABLE verifies (task INTEGER, plan INTEGER, depth INTEGER, {_OUTCOME}, "
@@ -78,6 +80,11 @@ class Records:
             self._plans: dict[str, tuple[int, str]] = {
                 key: (number, layout) for key, number, layout in db.execute("SELECT plan_id, id, b_layout FROM plans")
             }
+            self._contents: dict[str, str] = dict(
+                db.execute("SELECT plan_id, content FROM plans WHERE content IS NOT NULL")
+                if int(self._meta["schema_version"]) > 1
+                else ()
+            )
         self._texts: dict[int, str] = {}
         self._dims: dict[str, dict[str, int]] = {}
         self.protocol_version = int(self._meta["protocol_version"])
@@ -118,6 +125,11 @@ class Records:
 
     def knows_plan(self, key: str) -> bool:
         return key in self._plans
+
+    def is_of(self, variant: Variant) -> bool:
+        """False if what the file holds under this variant's key was measured of another source or launch."""
+        recorded = self._contents.get(variant.key)
+        return recorded is None or recorded == variant.content_id
 
     def knows_task(self, task_id: str) -> bool:
         return task_id in self._tasks
@@ -341,3 +353,11 @@ def broken(path: Path) -> Iterator[None]:
         raise DeviceBroken(explain(error, f"the record file {path}")) from error
     except OSError as error:
         raise DeviceBroken(f"the record file {path} cannot be written: {error.strerror}") from error
+
+
+def changed_source(variant: Variant) -> str:
+    """What to do when a plan's source is not the measured one."""
+    if variant.plan is None:
+        return "give it another output file"
+    family = variant.plan.family
+    return f"bump `revision` in kernels/{family}/family.yaml, since the source of {family} changed, and measure it anew"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tools.device import DeviceBroken
 from tools.record_codec import pack_json, pack_quick, pack_timing
-from tools.record_file import DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken
+from tools.record_file import DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken, changed_source
 from tools.records import (
     BUDGETS,
     MODES,
@@ -56,6 +56,11 @@ class RecordWriter(Records):
                     f"{path} holds records against {self.device.library or 'unknown libraries'}, here are "
                     f"{device.library or 'unknown ones'}: give another output file"
                 )
+            if int(self._meta["schema_version"]) != SCHEMA_VERSION:
+                raise DeviceBroken(
+                    f"{path} has schema version {self._meta['schema_version']}, which can be read but not added to: "
+                    "begin a new file"
+                )
             if self.protocol_version != PROTOCOL_VERSION:
                 raise DeviceBroken(
                     f"{path} was recorded under protocol version {self.protocol_version}, this program measures under "
@@ -76,6 +81,14 @@ class RecordWriter(Records):
     ) -> None:
         self.commit()
         self._db.close()
+
+    def check_contents(self, variants: Iterable[Variant]) -> None:
+        """Raises DeviceBroken if one of them is not what the file holds under its key."""
+        for variant in variants:
+            if not self.is_of(variant):
+                raise DeviceBroken(
+                    f"{self.path} holds measurements of another source under {variant.label}: {changed_source(variant)}"
+                )
 
     def commit(self) -> None:
         with self._lock, self._errors():
@@ -159,9 +172,10 @@ class RecordWriter(Records):
         family = (plan.family, plan.revision) if plan else (None, None)
         knobs = json.dumps(plan.knobs, separators=(",", ":")) if plan else None
         number = self._write(
-            "INSERT INTO plans (plan_id, family, revision, b_layout, knobs) VALUES (?, ?, ?, ?, ?)",
-            *(variant.key, *family, variant.b_layout, knobs),
+            "INSERT INTO plans (plan_id, family, revision, b_layout, knobs, content) VALUES (?, ?, ?, ?, ?, ?)",
+            *(variant.key, *family, variant.b_layout, knobs, variant.content_id),
         )
+        self._contents[variant.key] = variant.content_id
         self._plans[variant.key] = (number, variant.b_layout)
         return number
 

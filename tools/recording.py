@@ -52,7 +52,8 @@ from tools.shapes import Shape, parse_shapes_csv, regime, spread
 #: Exit code of ``main`` when the deadline came first.
 OUT_OF_TIME = 3
 COMMIT_EVERY_S = 5.0
-PROFILE_BATCH = 32
+#: Starting ncu costs as much as some ten profiles; a deadline loses what waits for the batch to fill.
+PROFILE_BATCH = 16
 SANITIZE_BATCH = 128
 #: A candidate that fails verify full or sanitize gives its place to the next, up to this many times ``top``.
 FINALISTS_PER_PLACE = 2
@@ -257,6 +258,7 @@ def record(
         finished = True
         try:
             wanted = {task.task_id: accepted_plans(dict(families), task) for task in tasks}
+            writer.check_contents({v.key: v for variants in wanted.values() for v in variants}.values())
             digests = {key: content_hash([top, *(v.key for v in variants)]) for key, variants in wanted.items()}
             todo = [task for task in tasks if not writer.is_done(task, digests[task.task_id])]
             done = len(tasks) - len(todo)

@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tools.source_text import without_comments
+
 #: Bumped whenever the meaning of a recorded number changes (inputs, statistic, cache state, order).
 PROTOCOL_VERSION = 2
 #: Recordings of these can still be replayed; rows say which they are of. 1: replays of different lengths for candidate
@@ -308,6 +310,13 @@ class Variant(Record):
     @property
     def variant_id(self) -> str:
         return content_hash([self.source, self.launch.model_dump(mode="json"), self.b_layout, list(self.flags)])
+
+    @property
+    def content_id(self) -> str:
+        """As ``variant_id``, but comments and the width of gaps do not count. A measurement kept under a plan's ``key`` holds
+        only for the content that it was taken of."""
+        source = without_comments(self.source)
+        return content_hash([source, self.launch.model_dump(mode="json"), self.b_layout, list(self.flags)])
 
     @property
     def key(self) -> str:

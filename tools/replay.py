@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from tools.device import DeviceBroken
 from tools.paths import records_dir
-from tools.record_file import RecordReader
+from tools.record_file import RecordReader, changed_source
 from tools.records import (
     BaselineResult,
     Budget,
@@ -63,13 +63,13 @@ class ReplayDevice:
         if self._real_compile is not None:
             return self._real_compile(variant)
         with self._sound():
-            found = self.records.compiled(variant.key)
+            found = self.records.compiled(variant.key) if self.records.is_of(variant) else None
         detail = self._absent("compile", variant)
         return found or CompileResult(status=Status.NOT_RECORDED, detail=detail, variant_id=variant.variant_id)
 
     def verify(self, variant: Variant, task: Task, depth: Depth) -> VerifyResult:
         with self._sound():
-            found = self.records.verified(variant.key, task.task_id, depth)
+            found = self.records.verified(variant.key, task.task_id, depth) if self.records.is_of(variant) else None
         return found or VerifyResult(
             status=Status.NOT_RECORDED,
             detail=self._absent(f"verify {depth}", variant, task),
@@ -81,7 +81,7 @@ class ReplayDevice:
     def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
         """A recorded failure answers for any shapes; a pass only for shapes at which it was recorded."""
         with self._sound():
-            found = self.records.sanitized(variant.key)
+            found = self.records.sanitized(variant.key) if self.records.is_of(variant) else None
         if found is not None and (found.status is Status.FAILED or covers(found, tasks)):
             return found
         shapes = ", ".join(task.label for task in tasks)
@@ -90,7 +90,7 @@ class ReplayDevice:
 
     def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
         with self._sound():
-            found = self.records.timed(variant.key, task.task_id, mode, budget)
+            found = self.records.timed(variant.key, task.task_id, mode, budget) if self.records.is_of(variant) else None
         return found or TimingResult(
             status=Status.NOT_RECORDED,
             detail=self._absent(f"{mode} time at budget {budget}", variant, task),
@@ -102,7 +102,7 @@ class ReplayDevice:
 
     def profile(self, variant: Variant, task: Task) -> ProfileResult:
         with self._sound():
-            found = self.records.profiled(variant.key, task.task_id)
+            found = self.records.profiled(variant.key, task.task_id) if self.records.is_of(variant) else None
         return found or ProfileResult(
             status=Status.NOT_RECORDED,
             detail=self._absent("profile", variant, task),
@@ -134,6 +134,8 @@ class ReplayDevice:
             return f"the shape {task.label} was not recorded {where}, so there is no {what} of {variant.label}"
         if not self.records.knows_plan(variant.key):
             return f"{variant.label} was not recorded {where}, so there is no {what} of it"
+        if not self.records.is_of(variant):
+            return f"{what} of {variant.label} was recorded {where} of another source: {changed_source(variant)}"
         at = f" at {task.label}" if task is not None else ""
         return f"no {what} of {variant.label}{at} was recorded {where}"
 

@@ -313,8 +313,8 @@ class Variant(Record):
 
     @property
     def content_id(self) -> str:
-        """As ``variant_id``, but comments and the width of gaps do not count. A measurement kept under a plan's ``key`` holds
-        only for the content that it was taken of."""
+        """As ``variant_id``, but comments and the width of gaps do not count. A measurement that is kept under a plan's
+        ``key`` holds only for the content that it was taken of."""
         source = without_comments(self.source)
         return content_hash([source, self.launch.model_dump(mode="json"), self.b_layout, list(self.flags)])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tools.records import Reason
 
@@ -96,17 +97,19 @@ _SPLIT_MARK = re.compile(r"[/*](?:\\[ \t\r\f\v]*\n)+[/*]|R(?:\\[ \t\r\f\v]*\n)+\
 _TOKEN = re.compile(
     r"""(?P<splice>\\[ \t\r\f\v]*\n)
       | (?P<raw>(?:u8|[uUL])?R"(?P<delim>[^()\\\s"]{0,16})\((?P<rawtext>.*?)\)(?P=delim)")
-      | (?P<word>[A-Za-z_]\w*|\.?\d(?:'?[\w.]|(?<=[eEpP])[+-])*)
+      | (?P<plain>(?:(?!(?:u8|[uUL])?R")[A-Za-z_]\w*|\.?\d(?:'?[\w.]|(?<=[eEpP])[+-])*
+                    |[^\S\n]+|[^\w\s"'/\\.]+|\.(?!\d))+)
       | (?P<line>//)
       | (?P<block>/\*)
       | (?P<quote>["'])
       | (?P<newline>\n)
-      | (?P<other>[^\S\n]+|[^\w\s"'/\\]+|.)
+      | (?P<other>.)
     """,
     re.VERBOSE | re.DOTALL,
 )
 
 
+@lru_cache(maxsize=64)
 def _scan(source: str) -> _Scanned:
     """One pass over the text as translation phases 2 and 3 do it, with string and character literals taken out."""
     code: list[str] = []
@@ -146,9 +149,18 @@ def _scan(source: str) -> _Scanned:
     return _Scanned("".join(code), tuple(lines), tuple(strings))
 
 
+#: What can hold neither a stop nor the beginning of a splice or an escape.
+_PLAIN_UNTIL = {stops: re.compile(rf"[^\\{stops}]*") for stops in ("\n", '"\n', "'\n")}
+
+
 def _until(source: str, at: int, stops: str) -> int:
     """The first of ``stops`` from ``at`` that is neither spliced away nor (in a literal) escaped."""
     while at < len(source):
+        plain = _PLAIN_UNTIL[stops].match(source, at)
+        assert plain is not None  # it may be empty
+        at = plain.end()
+        if at == len(source):
+            break
         if splice := _SPLICE.match(source, at):
             at = splice.end()
         elif source[at] in stops:

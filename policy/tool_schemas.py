@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from policy.base import ToolSchema
 from tools.records import BLayout, Depth, LaunchSpec, Mode, ToolCall
+from tools.validation import first_error as first_error  # kept importable from here
 
 #: Models often quote the key they were shown, so whitespace is stripped.
 Key = Annotated[str, Field(min_length=1, description="The key that compile or evaluate answered with.")]
@@ -135,13 +136,3 @@ def parse_arguments(call: ToolCall) -> Arguments:
         return _TOOLS[call.name][0].model_validate(call.arguments)
     except ValidationError as error:
         raise CallError(f"{call.name}: {first_error(error)}") from error
-
-
-def first_error(error: ValidationError) -> str:
-    """The first of pydantic's complaints as one sentence without a trace of Python."""
-    first = error.errors(include_url=False)[0]
-    where = ".".join(str(p) for p in first["loc"])
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    return f"{where}: {message}{more}" if where else f"{message}{more}"

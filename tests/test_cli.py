@@ -317,7 +317,7 @@ def write_kernel(folder: Path, launch: object = LAUNCH) -> tuple[str, ...]:
     ("launch", "words"),
     [
         ("{", "l.json is not JSON"),
-        ({}, "launches: field required"),
+        ({}, "launches: is missing"),
         ({"launches": []}, "launches"),
         ({"launches": [{**LAUNCH["launches"][0], "args": [{"i32": 1, "i64": 2}]}]}, "exactly one of"),
         ({"launches": [{**LAUNCH["launches"][0], "gird": [1, 1, 1]}]}, "gird"),

@@ -78,4 +78,4 @@ def test_argument_errors_are_one_sentence() -> None:
     call = ToolCall(call_id="1", name="evaluate_plan", arguments={"family": "toy", "b_layout": "xy", "knobs": {}})
     with pytest.raises(CallError) as caught:
         parse_arguments(call)
-    assert str(caught.value) == "evaluate_plan: b_layout: input should be 'kn' or 'nk'"
+    assert str(caught.value) == "evaluate_plan: b_layout: must be 'kn' or 'nk', not 'xy'"

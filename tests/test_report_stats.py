@@ -102,8 +102,8 @@ def test_published_means_agree_with_their_own_bins() -> None:
     ("text", "sentence"),
     [
         ("sets: [", "is not valid YAML"),
-        ("title: x\n", "field required"),
-        ("devices: 3\n", "devices: input should be a valid tuple"),
+        ("title: x\n", "is missing"),
+        ("devices: 3\n", "devices: must be a list"),
     ],
 )
 def test_a_broken_file_of_published_numbers(tmp_path: Path, text: str, sentence: str) -> None:

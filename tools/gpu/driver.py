@@ -81,6 +81,10 @@ class Gpu:
         check(cu.cuCtxSynchronize(), "cuCtxSynchronize")
 
 
+#: Tensor maps and launch configurations that a module remembers.
+_KEPT = 1024
+
+
 class Module:
     """A loaded cubin."""
 
@@ -89,6 +93,8 @@ class Module:
         self.handle = check(cu.cuModuleLoadData(cubin), "cuModuleLoadData")
         self._functions: dict[str, Any] = {}
         self._dynamic_smem: dict[str, int] = {}
+        self._tensor_maps: dict[tuple[ConcreteTensorMap, int], Any] = {}
+        self._configs: dict[tuple[ConcreteLaunch, int], Any] = {}
 
     def function(self, entry: str) -> Any:
         if entry not in self._functions:
@@ -97,6 +103,26 @@ class Module:
             except CudaError as error:
                 raise LaunchError(f"the cubin has no kernel named '{entry}'", Reason.MISSING_ENTRY) from error
         return self._functions[entry]
+
+    def tensor_map(self, spec: ConcreteTensorMap, address: int) -> Any:
+        """As a ctypes buffer, shared by all launches that read it: a replay binds one map of A to dozens of outputs."""
+        key = (spec, address)
+        if key not in self._tensor_maps:
+            if len(self._tensor_maps) >= _KEPT:
+                self._tensor_maps.clear()
+            self._tensor_maps[key] = ctypes.create_string_buffer(encode_tensor_map(spec, address), 128)
+        return self._tensor_maps[key]
+
+    def config(self, launch: ConcreteLaunch, stream: int) -> Any:
+        """The CUlaunchConfig, which says nothing of the arguments."""
+        key = (launch, stream)
+        if key not in self._configs:
+            if len(self._configs) >= _KEPT:
+                self._configs.clear()
+            self._configs[key] = _config(
+                launch.grid, launch.block, launch.cluster, launch.smem_bytes, launch.cooperative, stream
+            )
+        return self._configs[key]
 
     def static_smem(self, entry: str) -> int:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
@@ -217,6 +243,7 @@ class BoundLaunch:
     """A spec bound to buffers: parameters and tensor maps are made here, outside any clock."""
 
     def __init__(self, module: Module, spec: ConcreteSpec, buffers: dict[str, int], workspace: int) -> None:
+        self._module = module
         self._launches = [self._bind(module, launch, buffers, workspace) for launch in spec.launches]
 
     @staticmethod
@@ -234,19 +261,16 @@ class BoundLaunch:
             else:
                 tensor_map = arg.value
                 assert isinstance(tensor_map, ConcreteTensorMap)
-                values.append(
-                    ctypes.create_string_buffer(encode_tensor_map(tensor_map, buffers[tensor_map.tensor]), 128)
-                )
+                values.append(module.tensor_map(tensor_map, buffers[tensor_map.tensor]))
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
         return _Bound(module.function(launch.entry), launch, pointers, tuple(values))
 
     def enqueue(self, stream: int) -> None:
         for bound in self._launches:
-            launch = bound.launch
-            config = _config(launch.grid, launch.block, launch.cluster, launch.smem_bytes, launch.cooperative, stream)
+            config = self._module.config(bound.launch, stream)
             check(
                 cu.cuLaunchKernelEx(config, bound.function, ctypes.addressof(bound.pointers), 0),
-                f"the launch of {launch.entry}",
+                f"the launch of {bound.launch.entry}",
             )
 
 

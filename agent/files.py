@@ -6,8 +6,10 @@ import contextlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from agent.errors import UsageError
+from tools import text_files
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -29,15 +31,17 @@ def write_atomic(path: Path, text: str) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str, limit_bytes: int = 64 << 20) -> str:
     """The text of a user's file. Raises UsageError with one sentence."""
     try:
-        return path.read_text()
-    except FileNotFoundError as error:
-        raise UsageError(f"{what} {path} does not exist") from error
-    except IsADirectoryError as error:
-        raise UsageError(f"{what} {path} is a folder, not a file") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{what} {path} is not a text file") from error
-    except OSError as error:
-        raise UsageError(f"{what} {path} cannot be read: {error.strerror}") from error
+        return text_files.read_text(path, what, limit_bytes)
+    except text_files.UnreadableFile as error:
+        raise UsageError(str(error)) from error
+
+
+def read_json(path: Path, what: str, limit_bytes: int = 64 << 20) -> Any:
+    """The value in a user's JSON file. Raises UsageError with one sentence."""
+    try:
+        return text_files.read_json(path, what, limit_bytes)
+    except text_files.UnreadableFile as error:
+        raise UsageError(str(error)) from error

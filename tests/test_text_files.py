@@ -1,0 +1,75 @@
+"""Files that somebody else wrote: none of them blocks, fills the memory or gives a traceback."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent.errors import UsageError
+from agent.files import read_text as of_a_user
+from tools.text_files import UnreadableFile, read_json, read_text
+
+LIMIT = 1 << 16
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(5 << 30)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "does not exist"),
+        (Path.mkdir, "is a folder, not a file"),
+        (pipe, "is a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "is a pipe or a device"),
+        (lambda path: path.symlink_to(path), "cannot be read"),
+        (sparse, "is larger than 64 KiB"),
+        (lambda path: path.write_bytes(b"\xff\xfe\0"), "is not a text file"),
+    ],
+)
+def test_what_is_not_read(make: Callable[[Path], object], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    make(path)
+    with pytest.raises(UnreadableFile, match=words) as caught:
+        read_text(path, "the kernel", LIMIT)
+    assert str(caught.value).startswith(f"the kernel {path} ") and "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=words):
+        of_a_user(path, "the kernel", LIMIT)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\udcff\0", "x" * 300])
+def test_names_that_are_none(name: str) -> None:
+    with pytest.raises(UnreadableFile):
+        read_text(Path(name), "the kernel", LIMIT)
+
+
+def test_what_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes("\ufeffa\r\nb\rü\n".encode())
+    assert read_text(tmp_path / "file", "it", LIMIT) == "a\nb\nü\n"
+    (tmp_path / "full").write_text("x" * LIMIT)
+    assert len(read_text(tmp_path / "full", "it", LIMIT)) == LIMIT
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1,", "is not JSON: .* line 1 column"),
+        ("", "is not JSON"),
+        ("[" * 20_000, "nested too deeply"),
+        ('{"a":' * 5000 + "1" + "}" * 5000, "nested too deeply"),
+        ("1" * 5000, "number of too many digits"),
+    ],
+)
+def test_what_is_not_json(text: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text(text)
+    with pytest.raises(UnreadableFile, match=words):
+        read_json(tmp_path / "file", "the launch spec", LIMIT)

@@ -86,9 +86,17 @@ class SimulatedModule:
         return 1, 4
 
 
+class Launcher:
+    def __init__(self, module: SimulatedModule, spec: Any) -> None:
+        self.module = module
+
+    def bind(self, buffers: dict[str, int], workspace: int) -> BoundLaunch:
+        return BoundLaunch(self.module, buffers, workspace)
+
+
 class BoundLaunch:
-    def __init__(self, module: SimulatedModule, spec: Any, buffers: dict[str, int], workspace: int) -> None:
-        self.module, self.buffers, self.workspace, self.spec = module, buffers, workspace, spec
+    def __init__(self, module: SimulatedModule, buffers: dict[str, int], workspace: int) -> None:
+        self.module, self.buffers, self.workspace = module, buffers, workspace
 
     def enqueue(self, stream: int) -> None:
         def run() -> None:
@@ -272,8 +280,8 @@ def simulated_worker(
     driver = ModuleType("tools.gpu.driver")
     driver.CudaError = type("CudaError", (RuntimeError,), {"reason": Reason.LAUNCH_FAILED})  # type: ignore[attr-defined]
     for name, item in {
-        "Gpu": Gpu, "Module": SimulatedModule, "BoundLaunch": BoundLaunch, "Event": Event, "Graph": Graph,
-        "memset8": _memset8, "memset16": _memset16, "check": lambda *_: None,
+        "Gpu": Gpu, "Module": SimulatedModule, "BoundLaunch": BoundLaunch, "Launcher": Launcher, "Event": Event,
+        "Graph": Graph, "memset8": _memset8, "memset16": _memset16, "check": lambda *_: None,
     }.items():  # fmt: skip
         setattr(driver, name, item)
     fresh = [name for name in sys.modules if name.startswith("tools.gpu.")]

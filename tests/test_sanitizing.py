@@ -366,7 +366,7 @@ def test_last_line_is_the_childs_own() -> None:
 def oneshot(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """The child's module, with a driver that does nothing."""
     driver = ModuleType("tools.gpu.driver")
-    for name in ("BoundLaunch", "Gpu", "Module", "check", "memset8"):
+    for name in ("Launcher", "Gpu", "Module", "check", "memset8"):
         setattr(driver, name, lambda *_: None)
     driver.CudaError = type("CudaError", (Exception,), {})  # type: ignore[attr-defined]
     bindings = ModuleType("cuda.bindings")

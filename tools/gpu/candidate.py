@@ -9,7 +9,7 @@ import cupy as cp
 import numpy as np
 
 from tools.gpu.data import Kernels, new_stats, read_stats, seed
-from tools.gpu.driver import BoundLaunch, Event, Gpu, Graph, Module, memset16
+from tools.gpu.driver import BoundLaunch, Event, Gpu, Graph, Launcher, Module, memset16
 from tools.gpu.operands import Operands
 from tools.gpu.reference import product_blocks
 from tools.gpu.replays import Enqueue, Subject
@@ -37,7 +37,8 @@ class Candidate:
         operands: Operands,
         task: Task,
     ) -> None:
-        self.gpu, self.kernels, self.module, self.variant = gpu, kernels, module, variant
+        self.gpu, self.kernels, self.variant = gpu, kernels, variant
+        self._launcher = Launcher(module, spec)
         self.spec, self.operands, self.task = spec, operands, task
         copies = 1
         if spec.workspace_bytes:
@@ -53,7 +54,7 @@ class Candidate:
             a, b = self.operands.addresses(operand_set)
             slot = max(0, c - self.operands.slot(0)) // (2 * self.operands.stride)
             workspace = self._workspaces[slot % len(self._workspaces)]
-            self._bound[key] = BoundLaunch(self.module, self.spec, {"A": a, "B": b, "C": c}, workspace.address)
+            self._bound[key] = self._launcher.bind({"A": a, "B": b, "C": c}, workspace.address)
         self._bound[key].enqueue(stream)
 
     def scramble(self, stream: int) -> None:

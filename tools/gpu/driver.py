@@ -13,7 +13,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from tools.launching import ConcreteLaunch, ConcreteSpec, ConcreteTensorMap, LaunchError
+from tools.launching import ConcreteSpec, ConcreteTensorMap, LaunchError
 from tools.records import Reason
 
 
@@ -81,10 +81,6 @@ class Gpu:
         check(cu.cuCtxSynchronize(), "cuCtxSynchronize")
 
 
-#: Tensor maps and launch configurations that a module remembers.
-_KEPT = 1024
-
-
 class Module:
     """A loaded cubin."""
 
@@ -93,8 +89,6 @@ class Module:
         self.handle = check(cu.cuModuleLoadData(cubin), "cuModuleLoadData")
         self._functions: dict[str, Any] = {}
         self._dynamic_smem: dict[str, int] = {}
-        self._tensor_maps: dict[tuple[ConcreteTensorMap, int], Any] = {}
-        self._configs: dict[tuple[ConcreteLaunch, int], Any] = {}
 
     def function(self, entry: str) -> Any:
         if entry not in self._functions:
@@ -103,26 +97,6 @@ class Module:
             except CudaError as error:
                 raise LaunchError(f"the cubin has no kernel named '{entry}'", Reason.MISSING_ENTRY) from error
         return self._functions[entry]
-
-    def tensor_map(self, spec: ConcreteTensorMap, address: int) -> Any:
-        """As a ctypes buffer, shared by all launches that read it: a replay binds one map of A to dozens of outputs."""
-        key = (spec, address)
-        if key not in self._tensor_maps:
-            if len(self._tensor_maps) >= _KEPT:
-                self._tensor_maps.clear()
-            self._tensor_maps[key] = ctypes.create_string_buffer(encode_tensor_map(spec, address), 128)
-        return self._tensor_maps[key]
-
-    def config(self, launch: ConcreteLaunch, stream: int) -> Any:
-        """The CUlaunchConfig, which says nothing of the arguments."""
-        key = (launch, stream)
-        if key not in self._configs:
-            if len(self._configs) >= _KEPT:
-                self._configs.clear()
-            self._configs[key] = _config(
-                launch.grid, launch.block, launch.cluster, launch.smem_bytes, launch.cooperative, stream
-            )
-        return self._configs[key]
 
     def static_smem(self, entry: str) -> int:
         attribute = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
@@ -231,25 +205,34 @@ def encode_tensor_map(spec: ConcreteTensorMap, address: int) -> bytes:
     return ctypes.string_at(int(encoded.getPtr()), 128)
 
 
-@dataclass(frozen=True)
-class _Bound:
-    function: Any
-    launch: ConcreteLaunch
-    pointers: Any  # void*[]: what cuLaunchKernelEx reads
-    keep_alive: tuple[Any, ...]
+class Launcher:
+    """A spec on a module. Tensor maps and launch configurations are made once and shared by all that is bound: a replay
+    binds one map of A to dozens of outputs."""
 
+    def __init__(self, module: Module, spec: ConcreteSpec) -> None:
+        self.spec = spec
+        self._functions = [module.function(launch.entry) for launch in spec.launches]
+        self._configs: dict[tuple[int, int], Any] = {}
+        self._maps: dict[tuple[int, int, int], Any] = {}
 
-class BoundLaunch:
-    """A spec bound to buffers: parameters and tensor maps are made here, outside any clock."""
+    def bind(self, buffers: dict[str, int], workspace: int) -> BoundLaunch:
+        """``buffers`` are addresses by role, in bytes."""
+        return BoundLaunch(self, [self._arguments(i, buffers, workspace) for i in range(len(self.spec.launches))])
 
-    def __init__(self, module: Module, spec: ConcreteSpec, buffers: dict[str, int], workspace: int) -> None:
-        self._module = module
-        self._launches = [self._bind(module, launch, buffers, workspace) for launch in spec.launches]
+    def launch(self, index: int, pointers: Any, stream: int) -> None:
+        launch = self.spec.launches[index]
+        config = self._configs.get((index, stream))
+        if config is None:
+            config = _config(launch.grid, launch.block, launch.cluster, launch.smem_bytes, launch.cooperative, stream)
+            self._configs[index, stream] = config
+        check(
+            cu.cuLaunchKernelEx(config, self._functions[index], ctypes.addressof(pointers), 0),
+            f"the launch of {launch.entry}",
+        )
 
-    @staticmethod
-    def _bind(module: Module, launch: ConcreteLaunch, buffers: dict[str, int], workspace: int) -> _Bound:
+    def _arguments(self, index: int, buffers: dict[str, int], workspace: int) -> _Arguments:
         values: list[Any] = []
-        for arg in launch.args:
+        for number, arg in enumerate(self.spec.launches[index].args):
             if arg.kind == "tensor":
                 values.append(ctypes.c_uint64(buffers[str(arg.value)]))
             elif arg.kind == "workspace":
@@ -259,19 +242,33 @@ class BoundLaunch:
             elif arg.kind == "i64":
                 values.append(ctypes.c_int64(int(arg.value)))  # type: ignore[arg-type]
             else:
-                tensor_map = arg.value
-                assert isinstance(tensor_map, ConcreteTensorMap)
-                values.append(module.tensor_map(tensor_map, buffers[tensor_map.tensor]))
+                assert isinstance(arg.value, ConcreteTensorMap)
+                values.append(self._map(index, number, arg.value, buffers[arg.value.tensor]))
         pointers = (ctypes.c_void_p * max(1, len(values)))(*(ctypes.addressof(v) for v in values))
-        return _Bound(module.function(launch.entry), launch, pointers, tuple(values))
+        return _Arguments(pointers, tuple(values))
+
+    def _map(self, index: int, number: int, spec: ConcreteTensorMap, address: int) -> Any:
+        key = (index, number, address)
+        if key not in self._maps:
+            self._maps[key] = ctypes.create_string_buffer(encode_tensor_map(spec, address), 128)
+        return self._maps[key]
+
+
+@dataclass(frozen=True)
+class _Arguments:
+    pointers: Any  # void*[]: what cuLaunchKernelEx reads
+    keep_alive: tuple[Any, ...]
+
+
+class BoundLaunch:
+    """A spec bound to buffers: parameters and tensor maps were made outside any clock."""
+
+    def __init__(self, launcher: Launcher, arguments: list[_Arguments]) -> None:
+        self._launcher, self._arguments = launcher, arguments
 
     def enqueue(self, stream: int) -> None:
-        for bound in self._launches:
-            config = self._module.config(bound.launch, stream)
-            check(
-                cu.cuLaunchKernelEx(config, bound.function, ctypes.addressof(bound.pointers), 0),
-                f"the launch of {bound.launch.entry}",
-            )
+        for index, arguments in enumerate(self._arguments):
+            self._launcher.launch(index, arguments.pointers, stream)
 
 
 class Graph:

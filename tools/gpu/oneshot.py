@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from cuda.bindings import driver as cu
 
-from tools.gpu.driver import BoundLaunch, CudaError, Gpu, Module, check, memset8
+from tools.gpu.driver import CudaError, Gpu, Launcher, Module, check, memset8
 from tools.launching import LaunchError, resolve, tensor_dims
 from tools.oneshot_job import EXIT_CANDIDATE_FAILED, done_line
 from tools.records import Task, Variant
@@ -43,7 +43,7 @@ def run(gpu: Gpu, cubin: bytes, variant: Variant, task: Task) -> None:
         workspace = int(check(cu.cuMemAlloc(spec.workspace_bytes), "cuMemAlloc"))
         memset8(workspace, spec.state_fill, spec.state_bytes, 0)
     gpu.synchronize()
-    BoundLaunch(module, spec, buffers, workspace).enqueue(0)
+    Launcher(module, spec).bind(buffers, workspace).enqueue(0)
     gpu.synchronize()
     for address in [*buffers.values(), *([workspace] if workspace else [])]:
         check(cu.cuMemFree(address), "cuMemFree")

@@ -16,7 +16,7 @@ import numpy as np
 
 from tools.gpu.blas import Cublas
 from tools.gpu.data import GuardedBuffer, Kernels, new_stats, read_stats, seed
-from tools.gpu.driver import BoundLaunch, Event, Gpu, Module, memset8
+from tools.gpu.driver import Event, Gpu, Launcher, Module, memset8
 from tools.gpu.reference import product_blocks
 from tools.launching import ConcreteSpec
 from tools.memory_needs import too_large
@@ -82,9 +82,8 @@ class Verifier:
         self.workspace = Workspace(spec)
         self.deterministic = spec.deterministic
         operands = {"A": int(self.a.data.ptr), "B": int(self.b.data.ptr)}
-        self.launches = tuple(
-            BoundLaunch(module, spec, {**operands, "C": c.address}, self.workspace.address) for c in self.c
-        )
+        launcher = Launcher(module, spec)
+        self.launches = tuple(launcher.bind({**operands, "C": c.address}, self.workspace.address) for c in self.c)
         self.ran = Event()
 
     def draw(self, tier: Tier) -> None:

@@ -178,8 +178,9 @@ class Worker:
             by_layout = {layout: samples[strongest(samples, name, layout)] for layout in LAYOUTS}
             medians = {layout: _median(times) for layout, times in by_layout.items()}
             best = min(LAYOUTS, key=medians.__getitem__)
+            against = {layout: paired_ratio(own, by_layout[layout]) for layout in {variant.b_layout, best}}
             for reference, layout in ((name, variant.b_layout), (f"{name}_max", best)):
-                r = paired_ratio(own, by_layout[layout])
+                r = against[layout]
                 rows.append(
                     TimingRow(
                         task_id=task.task_id, dims=task.dims, b_layout=variant.b_layout, mode=mode, budget=budget,

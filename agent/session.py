@@ -159,6 +159,7 @@ def run(
                 f"{device.info.label}: measurements of two devices do not mix, begin a new session"
             )
         families = load_families()
+        store.check_families(families)
         policy = make_policy(config.settings.policy, families, environ)
         stack.callback(policy.close)
         deps = Deps(

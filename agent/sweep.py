@@ -82,6 +82,7 @@ def run(sweep: Sweep, progress: Progress) -> Outcome:
     with ExitStack() as stack:
         stack.enter_context(_only_one(sweep.db))
         store = stack.enter_context(Store(sweep.db))
+        store.check_families(sweep.tools.load_families())
         keep(store, spool.leftovers())
         spool.create()
         progress.note(f"starting {_workers(sweep.place)}")

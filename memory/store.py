@@ -18,103 +18,35 @@ from datetime import UTC, datetime
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
-from tools.admission import Hindrance, Verdict, hindrance
+from memory.store_schema import (
+    BUDGET_RANK,
+    BUSY_TIMEOUT_S,
+    ROW_FIELDS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    TIMED,
+    SessionStatus,
+)
+from memory.store_schema import Session as Session
+from memory.store_schema import Standing as Standing
+from memory.store_schema import StoreError as StoreError
+from tools.admission import Verdict, hindrance
+from tools.families import content_id, render
 from tools.records import (
     HEADLINE_REFERENCE,
     BLayout,
-    Budget,
+    Family,
     LaunchSpec,
     Mode,
     Plan,
-    Record,
     Status,
     Tally,
     Trajectory,
     Variant,
 )
 from tools.sqlite_errors import explain
-
-SCHEMA_VERSION = 1
-BUSY_TIMEOUT_S = 30.0
-
-SessionStatus = Literal["running", "finished", "stopped", "failed"]
-
-_SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE results (
-  key TEXT PRIMARY KEY, kind TEXT NOT NULL, scope TEXT NOT NULL, variant_key TEXT, task_id TEXT,
-  status TEXT NOT NULL, setting TEXT NOT NULL, payload TEXT NOT NULL, created_at TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX results_by_task ON results (task_id, kind, scope);
-CREATE INDEX results_by_variant ON results (variant_key, kind, scope);
-CREATE TABLE variants (
-  key TEXT PRIMARY KEY, variant_id TEXT NOT NULL, plan TEXT, source BLOB NOT NULL, rest TEXT NOT NULL,
-  label TEXT NOT NULL, created_at TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE sessions (
-  session_id TEXT PRIMARY KEY, config TEXT NOT NULL, status TEXT NOT NULL, created_at TEXT NOT NULL,
-  updated_at TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE trajectories (
-  trajectory_id TEXT PRIMARY KEY, session_id TEXT NOT NULL, task_id TEXT NOT NULL, payload BLOB NOT NULL,
-  created_at TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX trajectories_by_session ON trajectories (session_id, created_at);
-"""
-
-# A sanitize of a family's plan has no task_id and counts for every shape, that of a raw source only for its own.
-_TIMED = """
-SELECT r.variant_key, r.scope, r.payload,
-  (SELECT group_concat(v.setting || ':' || v.status) FROM results v
-    WHERE v.variant_key = r.variant_key AND v.kind = 'verify' AND v.scope = r.scope AND v.task_id = r.task_id),
-  (SELECT group_concat(':' || s.status) FROM results s
-    WHERE s.variant_key = r.variant_key AND s.kind = 'sanitize' AND s.scope = r.scope
-    AND (s.task_id IS NULL OR s.task_id = r.task_id)),
-  (SELECT group_concat(t.setting || ':' || t.status) FROM results t
-    WHERE t.variant_key = r.variant_key AND t.kind = 'time' AND t.scope = r.scope AND t.task_id = r.task_id)
-FROM results r
-WHERE r.task_id = :task_id AND r.kind = 'time' AND r.status = 'ok' AND r.setting LIKE :mode || '/%'
-  AND (:scope IS NULL OR r.scope = :scope)
-"""
-
-_BUDGET_RANK: Mapping[str, int] = {"screen": 0, "final": 1, "certify": 2}
-
-
-class StoreError(RuntimeError):
-    """The store's file cannot be used; one sentence for the user."""
-
-
-class Session(Record):
-    session_id: str
-    config: dict[str, Any]
-    status: SessionStatus
-    created_at: str  # UTC, ISO 8601
-    updated_at: str
-
-
-class Standing(Record):
-    """One variant timed at a task: its timing at the longest budget, and what keeps it off the leaderboard, if
-    anything."""
-
-    variant_key: str
-    device: str
-    driver: str
-    b_layout: BLayout
-    mode: Mode
-    budget: Budget
-    reference: str
-    ratio: float
-    ratio_lo: float
-    ratio_hi: float
-    time_us: float
-    ref_us: float
-    hindrance: Hindrance | None = None
-
-    @property
-    def admitted(self) -> bool:
-        return self.hindrance is None
 
 
 class Store:
@@ -143,7 +75,7 @@ class Store:
             self._db.execute("PRAGMA journal_mode = WAL")
             with self._transaction():
                 if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():  # another process may be first
-                    for statement in _SCHEMA.split(";\n"):
+                    for statement in SCHEMA.split(";\n"):
                         self._db.execute(statement)
                     self._db.execute("INSERT INTO meta VALUES ('schema_version', ?)", (str(SCHEMA_VERSION),))
         elif not {"meta", "results", "sessions"} <= tables:
@@ -273,21 +205,22 @@ class Store:
         """Variants timed at a task, best ratio first. ``scope`` (``tools.gate.device_scope``) picks one device."""
         best: dict[tuple[str, str], Standing] = {}
         for variant_key, row_scope, payload, verify, sanitize, time in self._all(
-            _TIMED, {"task_id": task_id, "scope": scope, "mode": mode}
+            TIMED, {"task_id": task_id, "scope": scope, "mode": mode}
         ):
-            timing = json.loads(payload)
-            row = next((row for row in timing["rows"] if row["reference"] == reference), None)
-            if row is None or b_layout not in (None, row["b_layout"]):
-                continue
-            known = best.get((variant_key, row_scope))
-            if known is None or _BUDGET_RANK[row["budget"]] > _BUDGET_RANK[known.budget]:
-                best[variant_key, row_scope] = Standing(
-                    variant_key=variant_key,
-                    hindrance=hindrance(
-                        _verdicts(verify), (status for _, status in _verdicts(sanitize)), _verdicts(time), mode
-                    ),
-                    **{name: row[name] for name in _ROW_FIELDS},
-                )
+            with self._sound(f"a timing of {variant_key}"):
+                timing = json.loads(payload)
+                row = next((row for row in timing["rows"] if row["reference"] == reference), None)
+                if row is None or b_layout not in (None, row["b_layout"]):
+                    continue
+                known = best.get((variant_key, row_scope))
+                if known is None or BUDGET_RANK[row["budget"]] > BUDGET_RANK[known.budget]:
+                    best[variant_key, row_scope] = Standing(
+                        variant_key=variant_key,
+                        hindrance=hindrance(
+                            _verdicts(verify), (status for _, status in _verdicts(sanitize)), _verdicts(time), mode
+                        ),
+                        **{name: row[name] for name in ROW_FIELDS},
+                    )
         ordered = sorted(best.values(), key=lambda s: (-s.ratio, s.variant_key))
         return [s for s in ordered if s.admitted or not admitted_only]
 
@@ -315,13 +248,43 @@ class Store:
         if found is None:
             return None
         plan, source, rest = found
-        fields = json.loads(rest)
-        return Variant(
-            source=zlib.decompress(source).decode(),
-            launch=LaunchSpec.model_validate(fields.pop("launch")),
-            plan=Plan.from_json(plan) if plan else None,
-            **fields,
+        with self._sound(f"variant {key}"):
+            fields = json.loads(rest)
+            return Variant(
+                source=zlib.decompress(source).decode(),
+                launch=LaunchSpec.model_validate(fields.pop("launch")),
+                plan=Plan.from_json(plan) if plan else None,
+                **fields,
+            )
+
+    def check_families(self, families: Mapping[str, Family]) -> None:
+        """Before anything is asked of the store under plans: their keys hold the family's revision but not its source,
+        so numbers of another source under the same revision would be taken for this one's. Raises StoreError then; a
+        family that the store has not met is noted as it is now."""
+        for family in families.values():
+            name = f"family/{family.name}/{family.revision}"
+            noted = self._one("SELECT value FROM meta WHERE key = ?", (name,))
+            if noted is None and not self._holds_other(family):
+                self._write("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, content_id(family)))
+                noted = self._one("SELECT value FROM meta WHERE key = ?", (name,))  # another process may be first
+            if noted is None or noted[0] != content_id(family):
+                raise StoreError(
+                    f"the source of family {family.name} changed since {self.path} took measurements of it under "
+                    f"revision {family.revision}: bump `revision` in kernels/{family.name}/family.yaml, or undo the "
+                    "change, or measure into another store (HGEMM_AGENT_HOME; of a sweep --db)"
+                )
+
+    def _holds_other(self, family: Family) -> bool:
+        """Of a store that was filled before families were noted: whether a variant of this revision reads otherwise."""
+        rows = self._all(
+            "SELECT key FROM variants WHERE json_extract(plan, '$.family') = ? "
+            "AND json_extract(plan, '$.revision') = ? LIMIT 1",
+            (family.name, family.revision),
         )
+        stored = self.variant(rows[0][0]) if rows else None
+        if stored is None or stored.plan is None or set(stored.plan.knobs) != set(family.knobs):
+            return False  # with other knobs its plans have other keys
+        return stored.content_id != render(family, stored.plan).content_id
 
     # --- sessions ------------------------------------------------------------------------------------------------
 
@@ -359,10 +322,11 @@ class Store:
 
     def _sessions(self, where: str, parameters: tuple[str, ...]) -> list[Session]:
         rows = self._all(f"SELECT session_id, config, status, created_at, updated_at FROM sessions {where}", parameters)
-        return [
-            Session(session_id=i, config=json.loads(config), status=status, created_at=created, updated_at=updated)
-            for i, config, status, created, updated in rows
-        ]
+        with self._sound("a session"):
+            return [
+                Session(session_id=i, config=json.loads(config), status=status, created_at=created, updated_at=updated)
+                for i, config, status, created, updated in rows
+            ]
 
     # --- trajectories --------------------------------------------------------------------------------------------
 
@@ -382,7 +346,10 @@ class Store:
 
     def trajectory(self, trajectory_id: str) -> Trajectory | None:
         found = self._one("SELECT payload FROM trajectories WHERE trajectory_id = ?", (trajectory_id,))
-        return None if found is None else Trajectory.from_json(zlib.decompress(found[0]))
+        if found is None:
+            return None
+        with self._sound(f"trajectory {trajectory_id}"):
+            return Trajectory.from_json(zlib.decompress(found[0]))
 
     def trajectories(self, session_id: str | None = None, task_id: str | None = None) -> Iterator[Trajectory]:
         """In the order of their first write. Ids are read at once, texts one by one."""
@@ -435,21 +402,25 @@ class Store:
             yield
         except sqlite3.Error as error:
             raise StoreError(explain(error, f"the store {self.path}")) from error
+        except (OverflowError, UnicodeEncodeError) as error:  # an integer over 64 bits, half a surrogate pair
+            raise StoreError(f"the store {self.path} cannot hold such a value: {error}") from error
 
-
-_ROW_FIELDS = (
-    "device",
-    "driver",
-    "b_layout",
-    "mode",
-    "budget",
-    "reference",
-    "ratio",
-    "ratio_lo",
-    "ratio_hi",
-    "time_us",
-    "ref_us",
-)
+    @contextmanager
+    def _sound(self, what: str) -> Iterator[None]:
+        """Around the reading of something that SQLite has given back whole."""
+        try:
+            yield
+        except (
+            zlib.error,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+        ) as error:  # whatever bytes can decode to
+            raise StoreError(
+                f"the store {self.path} is damaged: {what} does not read ({type(error).__name__}); restore the file "
+                "from a copy, or move it away"
+            ) from error
 
 
 def _verdicts(concatenated: str | None) -> list[Verdict]:

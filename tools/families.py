@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from tools.expr import ExprError, evaluate, names
 from tools.launching import accepts
 from tools.paths import kernels_dir
-from tools.records import BLayout, Family, LaunchSpec, Plan, Task, Variant
+from tools.records import BLayout, Family, LaunchSpec, Plan, Task, Variant, content_hash
+from tools.source_text import without_comments
 
 _LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.MULTILINE)
 _KNOB_NAME = re.compile(r"^[A-Z][A-Z0-9_]*$")
@@ -210,6 +211,14 @@ def render(family: Family, plan: Plan) -> Variant:
         plan=plan,
         accepts=family.accepts,
     )
+
+
+def content_id(family: Family) -> str:
+    """What its plans are made of, apart from comments and the knobs' values: as ``Variant.content_id``, for all plans
+    of a revision at once."""
+    runtime = sorted(name for name, knob in family.knobs.items() if knob.runtime)
+    launch = family.launch.model_dump(mode="json")
+    return content_hash([without_comments(family.source), launch, list(family.flags), runtime])
 
 
 @lru_cache(maxsize=32)

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Literal, Protocol, TypeVar
 
+from pydantic import ValidationError
+
 from tools.admission import Hindrance, hindrance
-from tools.device import Device
+from tools.device import Device, DeviceBroken
 from tools.launching import accepts
 from tools.records import (
     BUDGETS,
@@ -41,6 +43,7 @@ from tools.records import (
     content_hash,
 )
 from tools.sanitize_shapes import family_tasks, sanitize_tasks
+from tools.validation import first_error
 
 Kind = Literal["compile", "verify", "sanitize", "time", "profile", "baselines"]
 R = TypeVar("R", bound=Outcome)
@@ -288,7 +291,7 @@ class Toolbox:
 
     def _stored(self, record: type[R], key: str) -> R | None:
         payload = self._results.get(key)
-        return None if payload is None else record.from_json(payload)
+        return None if payload is None else _read(record, payload, key)
 
     def _once(self, record: type[R], key: str, kind: Kind, measure: Callable[[], R]) -> R:
         found = self._stored(record, key)
@@ -304,7 +307,7 @@ class Toolbox:
             payload = result.to_json()
             self._results.put(key, kind, payload)
             winner = self._results.get(key)  # another process may have been first
-            return result if winner is None or winner == payload else record.from_json(winner)
+            return result if winner is None or winner == payload else _read(record, winner, key)
 
     @contextmanager
     def _claim(self, key: str) -> Iterator[None]:
@@ -347,6 +350,16 @@ class Toolbox:
     def _no_sanitize(self, what: str, variant: Variant, task: Task) -> str:
         key = self._sanitize_key(variant, sanitize_tasks(variant, task, self._families))
         return _missing(what, "sanitize", self._stored(SanitizeResult, key), "call sanitize first")
+
+
+def _read(record: type[R], payload: str, key: str) -> R:
+    try:
+        return record.from_json(payload)
+    except ValidationError as error:
+        raise DeviceBroken(
+            f"the stored result {key} is damaged ({first_error(error)}): restore the store that holds it from a copy, "
+            "or move it away"
+        ) from error
 
 
 def _missing(what: str, needed: str, found: Outcome | None, advice: str) -> str:

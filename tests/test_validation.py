@@ -25,6 +25,11 @@ LAUNCH: dict[str, Any] = {"entry": "k", "grid": [1, 1, 1], "block": [1, 1, 1], "
         (LaunchSpec, {"launches": [{**LAUNCH, "grid": [1, 1]}]}, "launches.0.grid.2: is missing"),
         (
             LaunchSpec,
+            {"launches": [{**LAUNCH, "entry": "\ud800"}]},
+            r"launches.0.entry: '\ud800' is not the name of a kernel: letters, digits and _",
+        ),
+        (
+            LaunchSpec,
             {"launches": [{**LAUNCH, "grid": [1.5, 1, 1]}]},
             "launches.0.grid.0: must be an integer or a text, not 1.5",
         ),

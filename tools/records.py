@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from enum import StrEnum
 from typing import Any, Literal, Self
 
@@ -255,6 +256,13 @@ class KernelLaunch(Record):
     cluster: tuple[Expr, Expr, Expr] = (1, 1, 1)
     smem_bytes: Expr = 0  # dynamic shared memory
     args: tuple[ArgSpec, ...]
+
+    @field_validator("entry")
+    @classmethod
+    def _a_symbol(cls, entry: str) -> str:
+        if not re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$]{0,1023}", entry):
+            raise ValueError(f"{ascii(entry[:80])} is not the name of a kernel: letters, digits and _")
+        return entry
 
 
 class WorkspaceState(Record):

@@ -36,8 +36,7 @@ def answer_payload(ran: Ran) -> dict[str, Any]:
 
 def trial_row(answer: Answer) -> TrialRow | None:
     """None for calls that evaluate nothing, and for those that were answered without being run."""
-    refused = answer["status"] == Status.FAILED and answer["reason"] is None
-    if answer["key"] is None or refused or not _evaluates(answer):
+    if answer["key"] is None or _refused(answer) or not _evaluates(answer):
         return None
     return TrialRow(
         rollout=answer["rollout"],
@@ -49,11 +48,18 @@ def trial_row(answer: Answer) -> TrialRow | None:
 
 
 def failures_in_a_row(before: int, answers: Sequence[Answer]) -> int:
-    """Turns in a row whose candidates were all rejected, after one more turn. A compile that passes proves nothing yet,
-    so only an evaluation or a timing begins the count anew; a turn without a verdict leaves it."""
+    """Turns in a row whose candidates were all rejected, or whose calls could not be run at all, after one more turn. A
+    compile that passes proves nothing yet, so only an evaluation or a timing begins the count anew; a turn without a
+    verdict leaves it."""
     passed = any(a["status"] == Status.OK and (a["tool"] == "time" or _evaluates(a)) for a in answers)
     failed = any(a["status"] == Status.FAILED and a["reason"] is not None for a in answers)
-    return 0 if passed else before + failed
+    refused = bool(answers) and all(_refused(a) for a in answers)
+    return 0 if passed else before + (failed or refused)
+
+
+def _refused(answer: Answer) -> bool:
+    """Answered without being run."""
+    return answer["status"] == Status.FAILED and answer["reason"] is None
 
 
 def _evaluates(answer: Answer) -> bool:

@@ -17,7 +17,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from agent.errors import UsageError
+from agent.files import read_text
 from memory.exemplars import MemorySettings
+from policy.pricing import price_of
 from policy.reward import RewardSettings
 from policy.settings import PolicySettings
 from policy.tool_schemas import first_error
@@ -26,22 +28,26 @@ from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
 
 ENV_PREFIX = "HGEMM_AGENT_"
+MAX_FILE_BYTES = 1 << 18
+MAX_VALUES, MAX_DEPTH = 10_000, 16
+#: PyYAML lets a date like 2024-13-45 and a number of 5,000 digits through as ValueError.
+_NO_YAML = (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 class SessionSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     shape: str | None = Field(default=None, description="M,N,K")
     device: str = Field(default="auto", description="auto, cuda:N, replay:h200 or replay:PATH")
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     accumulate: Literal["float32"] = "float32"
-    rounds: int | None = Field(default=None, ge=1, description="null: 1 for a search, 3 for a language model.")
-    group_size: int | None = Field(default=None, ge=1, description="null: 1 for a search, 2 for a language model.")
-    top_k: int = Field(default=3, ge=1, description="Variants per layout of B that go through the whole gate.")
+    rounds: int | None = Field(default=None, ge=1, le=1000, description="null: 1 for a search, 3 for a model.")
+    group_size: int | None = Field(default=None, ge=1, le=64, description="null: 1 for a search, 2 for a model.")
+    top_k: int = Field(default=3, ge=1, le=1000, description="Variants per layout of B through the whole gate.")
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
     parallel_compiles: int | None = Field(default=None, ge=1, le=64)
     floor_pct: float | None = Field(
-        default=None, ge=0, description="Stop within so many % of the analytical floor. null: 2 for a language model."
+        default=None, ge=0, le=1000, description="Stop within so many % of the floor. null: 2 for a language model."
     )
 
     @field_validator("shape", mode="before")
@@ -79,12 +85,12 @@ class SessionSettings(BaseModel):
 class BudgetSettings(BaseModel):
     """What a session may spend before it goes on to the final timings; null is no limit."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    evaluations: int = Field(default=256, ge=1, description="New variants, whether they pass or not.")
-    wall_s: float | None = Field(default=None, gt=0, description="Seconds at work, pauses between resumes not counted.")
-    tokens: int | None = Field(default=None, gt=0, description="Input and output tokens of a language model.")
-    usd: float | None = Field(default=None, gt=0, description="By the price table in configs/policy.yaml.")
+    evaluations: int = Field(default=256, ge=1, le=10**6, description="New variants, whether they pass or not.")
+    wall_s: float | None = Field(default=None, gt=0, le=1e8, description="Seconds at work, pauses not counted.")
+    tokens: int | None = Field(default=None, gt=0, le=10**12, description="Input and output of a language model.")
+    usd: float | None = Field(default=None, gt=0, le=1e6, description="By the price table in configs/policy.yaml.")
 
 
 class Settings(BaseModel):
@@ -140,10 +146,23 @@ def load_settings(
         _set(merged, dotted, value, "the command line")
         where[dotted] = "the command line"
     try:
-        return Settings.model_validate(merged)
+        settings = Settings.model_validate(merged)
     except ValidationError as error:
         dotted = ".".join(str(part) for part in error.errors()[0]["loc"][:2])
         raise UsageError(f"{where.get(dotted, 'settings')}: {first_error(error)}") from error
+    _check_priced(settings)
+    return settings
+
+
+def _check_priced(settings: Settings) -> None:
+    """A ceiling in dollars is none for a model whose price nobody knows."""
+    policy = settings.policy
+    model = policy.model or policy.default_models.get(policy.name)
+    if settings.budget.usd is not None and not settings.is_search and model and not price_of(model, policy.prices):
+        raise UsageError(
+            f"budget.usd cannot be kept, there is no price of '{model}': give --set 'policy.prices={{\"{model}\": "
+            "{input: 1, output: 5, cache_read: 0.1}}' in dollars per million tokens, or budget.tokens instead"
+        )
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -156,25 +175,44 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def parse_value(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"'{text}' is not a value (YAML: {str(error).splitlines()[0]})") from error
+        return _plain(yaml.safe_load(text))
+    except _NO_YAML as error:
+        raise UsageError(f"'{text[:80]}' is not a value (YAML: {_why(error)})") from error
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
+    text = read_text(path, "the settings file", MAX_FILE_BYTES)
     try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise UsageError(f"the settings file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the settings file {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise UsageError(f"the settings file {path} is not YAML: {' '.join(str(error).split())}") from error
+        data = _plain(yaml.safe_load(text))
+    except _NO_YAML as error:
+        raise UsageError(f"the settings file {path} is not YAML: {_why(error)}") from error
     if data is None:
         return {}
     if not isinstance(data, dict):
         raise UsageError(f"the settings file {path} must be a mapping of sections (session, budget, policy, reward)")
     return data
+
+
+def _plain(data: Any) -> Any:
+    """The same, if it is of a size that settings have: a few lines of YAML with aliases can stand for a billion values.
+    Raises ValueError."""
+    rest, seen = [(data, 1)], 0
+    while rest:
+        value, depth = rest.pop()
+        seen += 1
+        if seen > MAX_VALUES or depth > MAX_DEPTH:
+            raise ValueError(f"settings have at most {MAX_VALUES} values, nested at most {MAX_DEPTH} deep")
+        if isinstance(value, dict):
+            rest += [(one, depth + 1) for pair in value.items() for one in pair]
+        elif isinstance(value, (list, tuple, set)):
+            rest += [(one, depth + 1) for one in value]
+    return data
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return f"settings are nested at most {MAX_DEPTH} deep"
+    return " ".join(str(error).split())[:300]
 
 
 def _set(merged: dict[str, Any], dotted: str, value: Any, origin: str) -> None:

@@ -2,62 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from policy.base import PolicyError, PolicyRequest, ToolSchema
+from policy.base import PolicyRequest, ToolSchema
+from policy.hosted import HostedPolicy
 from policy.pricing import usage
-from policy.retrying import describe, with_retries
 from policy.settings import PolicySettings
+from policy.tidying import BadAnswer, arguments_of, count, decoded, kept, listed, name_of, text_of
 from tools.records import Step, ToolCall
 
 if TYPE_CHECKING:
     import anthropic
-    from anthropic.types import Message
 
 KEY_NAME = "ANTHROPIC_API_KEY"
-DEFAULT_URL = "https://api.anthropic.com"
 _CACHE = {"type": "ephemeral"}
+_CUT_OFF = ("max_tokens", "model_context_window_exceeded")
 
 
-class AnthropicPolicy:
-    """Raises PolicyError at construction if there is no key."""
+class AnthropicPolicy(HostedPolicy):
+    kind = "anthropic"
+    key_name = KEY_NAME
+    default_url = "https://api.anthropic.com"
+    provider = "Anthropic"
+    without_key = "(or use --policy search)"
 
-    is_search = False
+    _client: anthropic.Anthropic
 
-    def __init__(self, settings: PolicySettings, model: str, api_key: str | None, base_url: str | None) -> None:
-        if not api_key:
-            raise PolicyError(f"the policy 'anthropic' needs a key: export {KEY_NAME}=... (or use --policy search)")
+    def _connect(self, key: str | None, url: str) -> None:
         import anthropic
 
-        self._settings = settings
-        self._model = model
-        self._errors: tuple[type[Exception], ...] = (anthropic.APIConnectionError,)
         self._error = anthropic.APIError
-        self._client: anthropic.Anthropic = anthropic.Anthropic(
-            api_key=api_key, base_url=base_url or DEFAULT_URL, max_retries=0, timeout=settings.timeout_s
+        self._connection_error = anthropic.APIConnectionError
+        self._client = anthropic.Anthropic(
+            api_key=key,
+            base_url=url,
+            max_retries=0,
+            timeout=self._settings.timeout_s,
+            http_client=anthropic.DefaultHttpxClient(**self._http_client_options()),
         )
-
-    @property
-    def name(self) -> str:
-        return f"anthropic:{self._model}"
 
     def close(self) -> None:
         self._client.close()
 
-    def step(self, request: PolicyRequest) -> Step:
-        body = self._body(request)
-        try:
-            message = with_retries(lambda: self._create(body), self._settings, self._errors)
-        except self._error as error:
-            what = describe("Anthropic", KEY_NAME, self._model, error, self._settings.max_attempts)
-            raise PolicyError(what) from error
-        if not hasattr(message, "content"):  # a server of something else: the SDK hands its page back as text
-            raise PolicyError(f"{self._client.base_url} answered with no message; check --base-url")
-        return parse_message(message, self._model, self._settings)
+    def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
+        response = self._client.messages.with_raw_response.create(**body)
+        return decoded(response.http_response.read(), "message")
 
-    def _create(self, body: dict[str, Any]) -> Message:
-        return cast("Message", self._client.messages.create(**body))
+    def _parse(self, answer: Mapping[str, Any]) -> Step:
+        return parse_message(answer, self._model, self._settings)
 
     def _body(self, request: PolicyRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -91,7 +84,7 @@ def messages(steps: Sequence[Step]) -> list[dict[str, Any]]:
         if step.role == "system":
             continue
         if step.role == "assistant":
-            found.append({"role": "assistant", "content": step.raw or _blocks(step)})
+            found.append({"role": "assistant", "content": _sent_back(step)})
             continue
         block: dict[str, Any] = {"type": "text", "text": step.text}
         if step.role == "tool":
@@ -105,56 +98,73 @@ def messages(steps: Sequence[Step]) -> list[dict[str, Any]]:
     return found
 
 
+def _sent_back(step: Step) -> list[dict[str, Any]]:
+    """What the model sent, unchanged — but calls have the ids that their results have, and names and arguments that the
+    API takes back."""
+    if not step.raw:
+        return _blocks(step)
+    calls = iter(step.tool_calls)
+    blocks = []
+    for block in step.raw:
+        call = next(calls, None) if block.get("type") == "tool_use" else None
+        blocks.append(block if call is None else _tool_use(call))
+    return blocks
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.call_id, "name": call.name or "unknown", "input": call.arguments}
+
+
 def _blocks(step: Step) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = [{"type": "text", "text": step.text}] if step.text else []
-    blocks += [{"type": "tool_use", "id": c.call_id, "name": c.name, "input": c.arguments} for c in step.tool_calls]
+    blocks += [_tool_use(call) for call in step.tool_calls]
     return blocks or [{"type": "text", "text": "(no answer)"}]
 
 
-def parse_message(message: Message, model: str, settings: PolicySettings) -> Step:
-    raw = [cast("dict[str, Any]", block.to_dict(mode="json", warnings=False)) for block in message.content]
-    cut_off = message.stop_reason in ("max_tokens", "model_context_window_exceeded")
-    calls: list[ToolCall] = []
-    for block in raw:
-        if block.get("type") != "tool_use":
-            continue
-        arguments = block.get("input")
-        malformed = None
-        if not isinstance(arguments, dict):
-            malformed = f"the arguments of {block['name']} must be a JSON object"
-        calls.append(
-            ToolCall(
-                call_id=block["id"],
-                name=block["name"],
-                arguments=arguments if isinstance(arguments, dict) else {},
-                malformed=malformed,
-            )
-        )
-    if cut_off and calls and raw[-1].get("type") == "tool_use":
+def parse_message(answer: Mapping[str, Any], model: str, settings: PolicySettings) -> Step:
+    """Raises BadAnswer. A call that cannot be run is marked; the rest of the turn stands."""
+    content = answer.get("content")
+    if not isinstance(content, list) or not all(isinstance(block, dict) for block in content):
+        raise BadAnswer("answered with no message; check --base-url")
+    reason = answer.get("stop_reason")
+    calls = [_call(block) for block in listed([b for b in content if b.get("type") == "tool_use"], "tool calls")]
+    if reason in _CUT_OFF and calls and content[-1].get("type") == "tool_use":
         why = f"the call was cut off at {settings.max_output_tokens} output tokens; send a shorter one"
         calls[-1] = calls[-1].model_copy(update={"malformed": why})
-    counts = message.usage
+    counts = answer.get("usage")
     return Step(
         role="assistant",
-        text="\n".join(b["text"] for b in raw if b.get("type") == "text"),
-        reasoning="\n".join(b.get("thinking", "") for b in raw if b.get("type") == "thinking"),
+        text="\n".join(text_of(b.get("text")) for b in content if b.get("type") == "text"),
+        reasoning="\n".join(text_of(b.get("thinking")) for b in content if b.get("type") == "thinking"),
         tool_calls=tuple(calls),
-        stop=_stop(message.stop_reason, bool(calls)),
+        stop=_stop(reason, bool(calls)),
         usage=usage(
             model,
             settings.prices,
-            fresh_tokens=counts.input_tokens,
-            cache_read_tokens=counts.cache_read_input_tokens or 0,
-            cache_write_tokens=counts.cache_creation_input_tokens or 0,
-            output_tokens=counts.output_tokens,
+            fresh_tokens=count(counts, "input_tokens"),
+            cache_read_tokens=count(counts, "cache_read_input_tokens"),
+            cache_write_tokens=count(counts, "cache_creation_input_tokens"),
+            output_tokens=count(counts, "output_tokens"),
         ),
-        raw=raw,
+        raw=_raw(content, calls),
     )
 
 
-def _stop(reason: str | None, calls: bool) -> Any:
+def _call(block: Mapping[str, Any]) -> ToolCall:
+    name = name_of(block.get("name"))
+    arguments, malformed = arguments_of(name, block.get("input"))
+    return ToolCall(call_id=name_of(block.get("id")), name=name, arguments=arguments, malformed=malformed)
+
+
+def _raw(content: Sequence[Mapping[str, Any]], calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+    """The blocks as they came. A call's arguments may be nested without end, so they are those of the parsed call."""
+    rest = iter(calls)
+    return [_tool_use(next(rest)) if b.get("type") == "tool_use" else kept(dict(b)) for b in content]
+
+
+def _stop(reason: object, calls: bool) -> Any:
     if reason == "refusal":
         return "refusal"
-    if reason in ("max_tokens", "model_context_window_exceeded"):
+    if reason in _CUT_OFF:
         return "length"
     return "tool_calls" if calls else "end"

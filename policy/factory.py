@@ -9,13 +9,17 @@ from policy.anthropic_policy import AnthropicPolicy
 from policy.base import Policy, PolicyError
 from policy.openai_policy import KEY_NAME as OPENAI_KEY
 from policy.openai_policy import OpenAIPolicy
+from policy.redacting import Secrets
 from policy.search import SearchPolicy
 from policy.settings import PolicySettings
 from tools.records import Family
 
 
 def make_policy(settings: PolicySettings, families: Mapping[str, Family], environ: Mapping[str, str]) -> Policy:
-    """Raises PolicyError with one sentence when a key or a model name is missing."""
+    """Raises PolicyError with one sentence when a key or a model name is missing, or cannot be used."""
+    secrets = Secrets.of(environ)
+    if secrets.found_in(settings.model_dump_json()):
+        raise PolicyError("a setting of the policy contains a key: keys come from the environment only")
     match settings.name:
         case "search":
             return SearchPolicy(settings, families)
@@ -23,10 +27,10 @@ def make_policy(settings: PolicySettings, families: Mapping[str, Family], enviro
             return SearchPolicy(settings, families, method="random")
         case "anthropic":
             url = settings.base_url or environ.get("ANTHROPIC_BASE_URL") or None
-            return AnthropicPolicy(settings, model_of(settings), environ.get(ANTHROPIC_KEY), url)
+            return AnthropicPolicy(settings, model_of(settings), environ.get(ANTHROPIC_KEY), url, secrets)
         case "openai":
             url = settings.base_url or environ.get("OPENAI_BASE_URL") or None
-            return OpenAIPolicy(settings, model_of(settings), environ.get(OPENAI_KEY), url)
+            return OpenAIPolicy(settings, model_of(settings), environ.get(OPENAI_KEY), url, secrets)
 
 
 def model_of(settings: PolicySettings) -> str:

@@ -6,72 +6,73 @@ Chat Completions and not Responses, because that is what compatible servers have
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from policy.base import PolicyError, PolicyRequest, ToolSchema
+from policy.base import PolicyRequest, ToolSchema
+from policy.hosted import HostedPolicy
 from policy.pricing import usage
-from policy.retrying import describe, is_local, with_retries
 from policy.settings import PolicySettings
+from policy.tidying import (
+    BadAnswer,
+    arguments_of,
+    count,
+    decoded,
+    kept,
+    listed,
+    mapping_of,
+    name_of,
+    text_of,
+)
 from tools.records import Step, ToolCall
 
 if TYPE_CHECKING:
     import openai
-    from openai.types.chat import ChatCompletion
 
 KEY_NAME = "OPENAI_API_KEY"
-DEFAULT_URL = "https://api.openai.com/v1"
 #: Where servers put the reasoning of a turn: vLLM and DeepSeek the first, OpenRouter and newer vLLM the second.
 _REASONING_FIELDS = ("reasoning_content", "reasoning")
 
 
-class OpenAIPolicy:
-    """Raises PolicyError at construction if there is no key and the server is not local."""
+class OpenAIPolicy(HostedPolicy):
+    kind = "openai"
+    key_name = KEY_NAME
+    default_url = "https://api.openai.com/v1"
+    provider = "the OpenAI endpoint"
+    without_key = "(a server of your own needs none: --base-url http://localhost:8000/v1)"
 
-    is_search = False
-
-    def __init__(self, settings: PolicySettings, model: str, api_key: str | None, base_url: str | None) -> None:
-        if not api_key and not is_local(base_url):
-            raise PolicyError(
-                f"the policy 'openai' needs a key: export {KEY_NAME}=... "
-                "(a server of your own needs none: --base-url http://localhost:8000/v1)"
-            )
-        import openai
-
-        self._settings = settings
-        self._model = model
-        self._hosted = not is_local(base_url)
-        self._errors: tuple[type[Exception], ...] = (openai.APIConnectionError,)
-        self._error = openai.APIError
-        self._client: openai.OpenAI = openai.OpenAI(
-            api_key=api_key or "none", base_url=base_url or DEFAULT_URL, max_retries=0, timeout=settings.timeout_s
-        )
+    _client: openai.OpenAI
 
     @property
-    def name(self) -> str:
-        return f"openai:{self._model}"
+    def _keyless(self) -> bool:
+        return self._local
+
+    def _connect(self, key: str | None, url: str) -> None:
+        import openai
+
+        self._error = openai.APIError
+        self._connection_error = openai.APIConnectionError
+        self._client = openai.OpenAI(
+            api_key=key or "none",
+            base_url=url,
+            max_retries=0,
+            timeout=self._settings.timeout_s,
+            http_client=openai.DefaultHttpxClient(**self._http_client_options()),
+        )
 
     def close(self) -> None:
         self._client.close()
 
-    def step(self, request: PolicyRequest) -> Step:
-        body = self._body(request)
-        try:
-            completion = with_retries(lambda: self._create(body), self._settings, self._errors)
-        except self._error as error:
-            what = describe("the OpenAI endpoint", KEY_NAME, self._model, error, self._settings.max_attempts)
-            raise PolicyError(what) from error
-        # A server of something else: the SDK hands its page back as text, or a completion without choices.
-        if not getattr(completion, "choices", None):
-            raise PolicyError(f"{self._client.base_url} answered with no chat completion; check --base-url")
-        return parse_completion(completion, self._model, self._settings)
+    def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
+        response = self._client.chat.completions.with_raw_response.create(**body)
+        return decoded(response.http_response.read(), "chat completion")
 
-    def _create(self, body: dict[str, Any]) -> ChatCompletion:
-        return cast("ChatCompletion", self._client.chat.completions.create(**body))
+    def _parse(self, answer: Mapping[str, Any]) -> Step:
+        return parse_completion(answer, self._model, self._settings)
 
     def _body(self, request: PolicyRequest) -> dict[str, Any]:
         # OpenAI's reasoning models take only the new name of the limit; older compatible servers only the old one.
-        limit = "max_completion_tokens" if self._hosted else "max_tokens"
+        limit = "max_tokens" if self._local else "max_completion_tokens"
         body: dict[str, Any] = {
             "model": self._model,
             "messages": messages(request.steps),
@@ -108,58 +109,68 @@ def _assistant(step: Step) -> dict[str, Any]:
     message: dict[str, Any] = dict(step.raw[0]) if step.raw else {"role": "assistant", "content": step.text}
     if step.tool_calls:
         message["tool_calls"] = [
-            {"id": c.call_id, "type": "function", "function": {"name": c.name, "arguments": json.dumps(c.arguments)}}
-            for c in step.tool_calls
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name or "unknown", "arguments": json.dumps(call.arguments)},
+            }
+            for call in step.tool_calls
         ]
+    elif not message.get("content"):
+        message["content"] = "(no answer)"  # a message of nothing is refused
     return message
 
 
-def parse_completion(completion: ChatCompletion, model: str, settings: PolicySettings) -> Step:
-    choice = completion.choices[0]
-    message = cast("dict[str, Any]", choice.message.to_dict(mode="json", warnings=False))
-    cut_off = choice.finish_reason == "length"
-    calls = tuple(_call(c, cut_off, settings) for c in message.get("tool_calls") or [])
-    refusal = message.get("refusal")
-    counts = completion.usage
-    details = counts.prompt_tokens_details if counts else None
-    cached = (details.cached_tokens or 0) if details else 0
+def parse_completion(answer: Mapping[str, Any], model: str, settings: PolicySettings) -> Step:
+    """Raises BadAnswer. A call that cannot be run is marked; the rest of the turn stands."""
+    choices = answer.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = mapping_of(choice).get("message")
+    if not isinstance(choice, dict) or not isinstance(message, dict):
+        raise BadAnswer("answered with no chat completion; check --base-url")
+    reason = choice.get("finish_reason")
+    given = listed(message.get("tool_calls"), "tool calls")
+    calls = tuple(_call(mapping_of(one), reason == "length", settings) for one in given)
+    refusal = text_of(message.get("refusal"))
+    counts = answer.get("usage")
+    prompt_tokens = count(counts, "prompt_tokens")
+    cached = min(prompt_tokens, count(mapping_of(counts).get("prompt_tokens_details"), "cached_tokens"))
     return Step(
         role="assistant",
-        text=message.get("content") or refusal or "",
-        reasoning=next((str(message[f]) for f in _REASONING_FIELDS if message.get(f)), ""),
+        text=_content(message.get("content")) or refusal,
+        reasoning=next((text for f in _REASONING_FIELDS if (text := text_of(message.get(f)))), ""),
         tool_calls=calls,
-        stop=_stop(choice.finish_reason, bool(refusal), bool(calls)),
+        stop=_stop(reason, bool(refusal), bool(calls)),
         usage=usage(
             model,
             settings.prices,
-            fresh_tokens=(counts.prompt_tokens - cached) if counts else 0,
+            fresh_tokens=prompt_tokens - cached,
             cache_read_tokens=cached,
-            output_tokens=counts.completion_tokens if counts else 0,
+            output_tokens=count(counts, "completion_tokens"),
         ),
-        raw=[{k: v for k, v in message.items() if k != "tool_calls"}],
+        raw=[{**kept({k: v for k, v in message.items() if k != "tool_calls"}), "role": "assistant"}],
     )
 
 
-def _call(call: dict[str, Any], cut_off: bool, settings: PolicySettings) -> ToolCall:
-    function = call.get("function") or {}
-    name = str(function.get("name") or "")
-    text = function.get("arguments") or "{}"
-    arguments: Any = {}
-    malformed = None
-    try:
-        arguments = json.loads(text)
-        if not isinstance(arguments, dict):
-            malformed = f"the arguments of {name} must be a JSON object, not {type(arguments).__name__}"
-    except ValueError as error:
-        malformed = f"the arguments of {name} are not JSON ({error}); send the call again"
-        if cut_off:
-            malformed = f"the call was cut off at {settings.max_output_tokens} output tokens; send a shorter one"
-    if malformed:
-        arguments = {"malformed": str(text)[:2000]}
-    return ToolCall(call_id=str(call.get("id") or ""), name=name, arguments=arguments, malformed=malformed)
+def _content(content: object) -> str:
+    """Some servers answer with a list of parts."""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        return "".join(text_of(part.get("text")) for part in content)
+    if content is not None and not isinstance(content, str):
+        raise BadAnswer(f"answered with content that is no text, but {type(content).__name__}")
+    return text_of(content)
 
 
-def _stop(reason: str | None, refusal: bool, calls: bool) -> Any:
+def _call(call: Mapping[str, Any], cut_off: bool, settings: PolicySettings) -> ToolCall:
+    function = mapping_of(call.get("function"))
+    name = name_of(function.get("name"))
+    arguments, malformed = arguments_of(name, function.get("arguments"))
+    if malformed and cut_off:
+        malformed = f"the call was cut off at {settings.max_output_tokens} output tokens; send a shorter one"
+    return ToolCall(call_id=name_of(call.get("id")), name=name, arguments=arguments, malformed=malformed)
+
+
+def _stop(reason: object, refusal: bool, calls: bool) -> Any:
     if refusal or reason == "content_filter":
         return "refusal"
     if reason == "length":

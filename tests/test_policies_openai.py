@@ -11,8 +11,8 @@ from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from policy.base import PolicyError, PolicyRequest
+from policy.endpoints import is_local
 from policy.openai_policy import OpenAIPolicy
-from policy.retrying import is_local
 from policy.settings import PolicySettings, Price
 from policy.tool_schemas import tool_schemas
 from tools.hgemm import hgemm

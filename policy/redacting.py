@@ -1,0 +1,88 @@
+"""Keys never leave a policy: whatever a server echoes of them becomes [redacted], in errors, answers and tool calls."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+from tools.records import Step
+
+REDACTED = "[redacted]"
+#: A shorter key cannot be told from a word of a source ("EMPTY", "none"). Hosted providers issue none; a server of the
+#: user's own may ask for one, and it is replaced in messages only, where it stands as a word.
+MIN_LENGTH = 8
+_MIN_WORD = 4
+_KEY_VARIABLE = re.compile(r"(_API_KEY|_AUTH_TOKEN|_ADMIN_KEY|_ACCESS_TOKEN|^HF_TOKEN)$")
+_USERINFO = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
+_NOTHING = re.compile(r"(?!)")
+
+
+class Secrets:
+    """Of one process: the values of its key variables, in every spelling that a server may echo them in."""
+
+    def __init__(self, values: Iterable[str | None] = ()) -> None:
+        known = {stripped for value in values if value and (stripped := value.strip())}
+        forms = {form for value in known if len(value) >= MIN_LENGTH for form in spellings(value)}
+        longest_first = sorted(forms, key=lambda form: (-len(form), form))
+        words = sorted(value for value in known if _MIN_WORD <= len(value) < MIN_LENGTH)
+        self._anywhere = re.compile("|".join(map(_matching, longest_first))) if forms else _NOTHING
+        self._words = (
+            re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, words)) + r")(?![\w-])") if words else _NOTHING
+        )
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> Secrets:
+        return cls(value for name, value in environ.items() if _KEY_VARIABLE.search(name))
+
+    def found_in(self, text: str) -> bool:
+        return self._anywhere.search(text) is not None
+
+    def message(self, text: str) -> str:
+        """For a sentence to the user. Also without the user name and password of any URL in it."""
+        return self._words.sub(REDACTED, self.text(_USERINFO.sub(REDACTED, text)))
+
+    def text(self, text: str) -> str:
+        return self._anywhere.sub(REDACTED, text)
+
+    def value(self, value: Any) -> Any:
+        """A JSON value, its object's names included. It must not be nested deeply (policy/tidying.py sees to that)."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, list):
+            return [self.value(one) for one in value]
+        if isinstance(value, dict):
+            return {self.text(str(name)): self.value(one) for name, one in value.items()}
+        return value
+
+    def step(self, step: Step) -> Step:
+        """All that a model's turn consists of, its provider's own blocks included."""
+        if self._anywhere is _NOTHING:
+            return step
+        return Step.model_validate({**self.value(step.model_dump(mode="json")), "usage": step.usage})
+
+
+def _matching(form: str) -> str:
+    """Hexadecimal digits of URLs come in either case."""
+    return re.sub(r"%([0-9A-F]{2})", r"(?i:%\1)", re.escape(form))
+
+
+def spellings(value: str) -> Iterator[str]:
+    """As it is; escaped in JSON, Python, HTML and URLs; and what base64 makes of it wherever in a text it begins."""
+    yield value
+    yield json.dumps(value)[1:-1]
+    yield repr(value)[1:-1]
+    yield html.escape(value)
+    yield from (quote(value), quote(value, safe=""), quote_plus(value))
+    for skipped in range(3):
+        encoded = base64.b64encode(b"\0" * skipped + value.encode()).decode()
+        # The first and the last digits also depend on the neighbours.
+        core = encoded.rstrip("=")[(0, 2, 3)[skipped] :]
+        core = core[:-1] if encoded.endswith("=") else core
+        if len(core) >= MIN_LENGTH:
+            yield core
+            yield core.replace("+", "-").replace("/", "_")

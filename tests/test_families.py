@@ -13,7 +13,6 @@ from tools.expr import evaluate
 from tools.families import (
     ManifestError,
     accepted_plans,
-    inline_includes,
     load_families,
     load_family,
     plans,
@@ -22,6 +21,7 @@ from tools.families import (
 )
 from tools.hgemm import hgemm
 from tools.launching import accepts
+from tools.manifest_files import inline_includes
 from tools.records import Family, Plan
 
 MANIFEST: dict[str, Any] = {
@@ -279,4 +279,4 @@ def test_includes_that_cannot_be(name: str, tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_not_text(tmp_path: Path) -> None:
-    assert "cannot be read as text" in refusal(tmp_path, MANIFEST, b"\xff\xfe\x00")
+    assert "is not a text file" in refusal(tmp_path, MANIFEST, b"\xff\xfe\x00")

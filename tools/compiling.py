@@ -31,7 +31,7 @@ from tools.cubin import (
 from tools.device import DeviceBroken
 from tools.proc import Completed, run
 from tools.records import NOT_LASTING, ArgSpec, CompileResult, Reason, Status, Variant, content_hash
-from tools.sourcecheck import check_source, uses_cutlass
+from tools.sourcecheck import check_flags, check_kernels, check_source, uses_cutlass
 from tools.toolchain import HOW_TO_INSTALL, Toolchain, how_to_install
 
 DEADLINE_S = 120.0
@@ -40,21 +40,6 @@ LOG_LIMIT = 8 << 10
 SOURCE_NAME = "kernel.cu"
 
 BASE_FLAGS = ("-cubin", "-std=c++17", "-O3", "-gencode", "arch=compute_90a,code=sm_90a", "-Xptxas", "-v", "-DNDEBUG")
-
-#: What a variant may add to the command line; every flag is one word.
-ALLOWED_FLAGS = (
-    r"-{1,2}maxrregcount=\d{1,3}",
-    r"-{1,2}use_fast_math",
-    r"-{1,2}(ftz|fmad|prec-div|prec-sqrt)=(true|false)",
-    r"-{1,2}extra-device-vectorization",
-    r"-{1,2}expt-relaxed-constexpr",
-    r"-{1,2}extended-lambda",
-    r"-std=c\+\+(17|20)",
-    r"-Xptxas=(-O[0-3]|-dlcm=c[agsv]|-dscm=(wb|cg|cs|wt)|--allow-expensive-optimizations=(true|false)"
-    r"|--(no-)?warn-on-\w+)",
-    r"-D[A-Za-z_]\w*(=[\w.+-]*)?",
-)
-_ALLOWED_FLAG = re.compile("|".join(f"(?:{flag})" for flag in ALLOWED_FLAGS))
 
 
 @dataclass(frozen=True)
@@ -148,15 +133,10 @@ def _result(variant: Variant, found: _Found, limits: Limits) -> CompileResult:
 
 def _precheck(variant: Variant, toolchain: Toolchain) -> _Refused | str:
     """The compiler's identity, or why compiling is pointless."""
-    if problem := check_source(variant.source):
+    if problem := check_source(variant.source) or check_kernels(variant.source):
         return _Refused(Status.FAILED, problem.detail, problem.reason)
-    for flag in variant.flags:
-        if not _ALLOWED_FLAG.fullmatch(flag):
-            detail = (
-                f"the compiler flag '{flag[:80]}' is not allowed; a variant may set -maxrregcount=N, -use_fast_math, "
-                "-std=c++17/20, -DNAME=VALUE, -Xptxas=-O3 and the like"
-            )
-            return _Refused(Status.FAILED, detail, Reason.COMPILE_ERROR)
+    if forbidden := check_flags(variant.flags):
+        return _Refused(Status.FAILED, forbidden, Reason.COMPILE_ERROR)
     if toolchain.nvcc is None:
         return _Refused(Status.UNAVAILABLE, how_to_install("nvcc"))
     compiler = f"nvcc {toolchain.nvcc.version}"

@@ -48,9 +48,11 @@ def _parse(text: str) -> ast.expr:
         raise ExprError(f"expression is longer than {MAX_LENGTH} characters")
     try:
         tree = ast.parse(text.strip(), mode="eval").body
+        _check(tree, text)
+    except ExprError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExprError(f"'{text}' is not an arithmetic expression") from error
-    _check(tree, text)
     return tree
 
 
@@ -96,7 +98,7 @@ def evaluate(expr: Expr, env: Mapping[str, int]) -> int:
     """The value of ``expr`` (booleans as 0 or 1). Raises ExprError, with the expression in the message."""
     if isinstance(expr, int):
         if abs(expr) > MAX_VALUE:
-            raise ExprError(f"{expr} leaves the 62-bit range")
+            raise ExprError(f"{'an integer' if expr.bit_length() > 128 else expr} leaves the 62-bit range")
         return int(expr)
     try:
         return _value(_parse(expr), env, expr)

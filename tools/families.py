@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from tools.expr import ExprError, evaluate, names
-from tools.launching import accepts
+from tools.launching import accepts, unlaunchable
+from tools.manifest_checks import OPERATIONS, check_fields, combinations
+from tools.manifest_files import ManifestError as ManifestError
+from tools.manifest_files import inline_includes, read_manifest
 from tools.paths import kernels_dir
-from tools.records import BLayout, Family, LaunchSpec, Plan, Task, Variant, content_hash
+from tools.records import BLayout, Family, Plan, Task, Variant, content_hash
 from tools.source_text import without_comments
+from tools.validation import first_problem
 
-_LOCAL_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]+"([^"]+)"[^\n]*$', re.MULTILINE)
-_KNOB_NAME = re.compile(r"^[A-Z][A-Z0-9_]*$")
-_RESERVED = {"sm_count", "ctas_per_sm", "max_active_clusters", "B_NK"}
-
-
-class ManifestError(ValueError):
-    """A manifest is broken; the message names the file and what to change."""
+#: Plans of one family. Each becomes a source of its own, all of which are held at once.
+MAX_PLANS = 20_000
+#: Where a family that names no ``sanitize_dims`` must have one plan that can be launched.
+_PROBES = tuple(itertools.product((64, 1, 1000, 4096, 16384), repeat=3))
+_PROBED_PLANS = 64  # of each family at each probe
+#: Of an H200; a launch that depends on it more narrowly than this is not known here.
+_SM_COUNT = 132
 
 
 def load_families(root: Path | None = None) -> dict[str, Family]:
@@ -38,98 +40,60 @@ def load_families(root: Path | None = None) -> dict[str, Family]:
 
 
 def load_family(folder: Path) -> Family:
-    """One family. Raises ManifestError on anything that is not a sound manifest."""
+    """One family. Raises ManifestError on anything that is not a sound manifest, or that no GPU could launch."""
     path = folder / "family.yaml"
-    try:
-        data = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise ManifestError(f"{path} does not exist") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from error
-    if not isinstance(data, dict):
-        raise ManifestError(f"{path} must be a mapping of manifest fields")
+    data = read_manifest(path)
     file_name = data.pop("source", "kernel.cu")
+    if not isinstance(file_name, str):
+        raise ManifestError(f"{path}: field 'source' must be a file's name")
+    source = inline_includes(folder / file_name, (folder, folder.parent / "include"))
     try:
-        source = inline_includes(folder / str(file_name), (folder, folder.parent / "include"))
         family = Family.model_validate({**data, "name": folder.name, "source": source})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise ManifestError(f"{path}: field '{where}': {first['msg']}") from error
-    _check(family, path)
+        where, message = first_problem(error)
+        raise ManifestError(f"{path}: field '{where}': {message}") from error
+    try:
+        check_fields(family)
+        _check_plans(family)
+    except ManifestError as error:
+        raise ManifestError(f"{path}: {error}") from error
     return family
 
 
-def inline_includes(path: Path, search: tuple[Path, ...], seen: set[Path] | None = None) -> str:
-    """The text of ``path`` with every ``#include "local"`` replaced by that file, once. Angle includes stay."""
-    seen = set() if seen is None else seen
-    try:
-        text = path.read_text()
-    except (FileNotFoundError, IsADirectoryError) as error:
-        raise ManifestError(f"the kernel source {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"the kernel source {path} cannot be read as text: {error}") from error
-
-    def replace(match: re.Match[str]) -> str:
-        name = match.group(1)
-        found = next((d / name for d in search if (d / name).is_file()), None)
-        if found is None or ".." in Path(name).parts or Path(name).is_absolute():
-            raise ManifestError(f"{path}: cannot find the included file '{name}' beside it or in kernels/include")
-        if found in seen:
-            return ""
-        seen.add(found)
-        return inline_includes(found, search, seen)
-
-    return _LOCAL_INCLUDE.sub(replace, text).replace("#pragma once\n", "")
+def _check_plans(family: Family) -> None:
+    """There are plans, not too many, and some can be launched."""
+    if next(plans(family), None) is None:
+        for constraint in family.constraints:
+            if not _can_hold(constraint, family):
+                raise ManifestError(f"the constraint '{constraint}' never holds")
+        raise ManifestError("the constraints rule out every combination of knob values")
+    if combinations(family) > MAX_PLANS and next(itertools.islice(plans(family), MAX_PLANS, None), None) is not None:
+        raise ManifestError(f"more than {MAX_PLANS} plans keep the constraints: add constraints, or make two families")
+    for number, dims in enumerate(family.sanitize_dims):
+        if why := _nowhere(family, [dims], plans(family)):
+            shape = ", ".join(f"{name}={size}" for name, size in dims.items())
+            raise ManifestError(f"field 'sanitize_dims.{number}': no plan can be launched at {shape}: {why}")
+    if not family.sanitize_dims:
+        shapes = [dict(zip("MNK", probe, strict=True)) for probe in _PROBES]
+        if why := _nowhere(family, shapes, itertools.islice(plans(family), _PROBED_PLANS)):
+            raise ManifestError(
+                f"no plan can be launched at any shape that was tried: {why}; if there is one, name it in sanitize_dims"
+            )
 
 
-def _check(family: Family, path: Path) -> None:
-    for name in family.knobs:
-        if not _KNOB_NAME.match(name) or name in _RESERVED or name in {"M", "N", "K"}:
-            raise ManifestError(f"{path}: '{name}' cannot be a knob name (capitals, digits, _; not a reserved name)")
-    knob_names = set(family.knobs) | {"B_NK"}
-    for constraint in family.constraints:
-        _names_known(constraint, knob_names, path, "constraint")
-    derived = set(family.launch.constants)
-    if clash := derived & (set(family.knobs) | _RESERVED | {"M", "N", "K"}):
-        raise ManifestError(f"{path}: constants {', '.join(sorted(clash))} hide knobs, dimensions or reserved names")
-    known = knob_names | derived | {"M", "N", "K", "sm_count"}
-    for demand in family.accepts:
-        _names_known(demand, known, path, "accepts")
-    for expr in _launch_exprs(family.launch):
-        _names_known(expr, known | _RESERVED, path, "launch expression")
-    for constraint in family.constraints:
-        if not _can_hold(constraint, family):
-            raise ManifestError(f"{path}: the constraint '{constraint}' never holds")
-    try:
-        any_plan = next(plans(family), None) is not None
-    except ManifestError as error:
-        raise ManifestError(f"{path}: {error}") from error
-    if not any_plan:
-        raise ManifestError(f"{path}: the constraints rule out every combination of knob values")
-
-
-def _names_known(expr: int | str, known: set[str], path: Path, what: str) -> None:
-    try:
-        unknown = names(expr) - known
-    except ExprError as error:
-        raise ManifestError(f"{path}: {what}: {error}") from error
-    if unknown:
-        raise ManifestError(f"{path}: {what} '{expr}' names unknown {', '.join(sorted(unknown))}")
-
-
-def _launch_exprs(spec: LaunchSpec) -> Iterator[int | str]:
-    yield from spec.constants.values()
-    yield spec.workspace_bytes
-    yield spec.workspace_state.bytes
-    for launch in spec.launches:
-        yield from (*launch.grid, *launch.block, *launch.cluster, launch.smem_bytes)
-        for arg in launch.args:
-            if arg.tensor_map:
-                tensor_map = arg.tensor_map
-                yield from (*tensor_map.dims, *tensor_map.box, *(tensor_map.strides or ()), tensor_map.swizzle)
-            elif arg.i32 is not None or arg.i64 is not None:
-                yield arg.i32 if arg.i32 is not None else (arg.i64 or 0)
+def _nowhere(family: Family, shapes: Sequence[Mapping[str, int]], candidates: Iterable[Plan]) -> str:
+    """Why none of the plans can be launched at any of the shapes: what hinders the first of them; empty if one can."""
+    bare = family.model_copy(update={"source": ""})  # a source of each plan would only take time
+    why = ""
+    tasks = [OPERATIONS[family.op](dims) for dims in shapes]
+    for plan in candidates:
+        variant = render(bare, plan)
+        for task in tasks:
+            hindrance = accepts(variant, task, _SM_COUNT) or unlaunchable(variant, task, _SM_COUNT)
+            if hindrance is None:
+                return ""
+            why = why or str(hindrance)
+    return why
 
 
 def _can_hold(constraint: str, family: Family) -> bool:

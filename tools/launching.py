@@ -118,6 +118,23 @@ def resolve(variant: Variant, task: Task, sm_count: int, occupancy: Occupancy) -
     return ConcreteSpec(launches, workspace, state, spec.workspace_state.fill, spec.deterministic)
 
 
+#: (CTAs per SM, clusters on the device) where no device can be asked: few, some, as many as there could be.
+_STAND_INS = ((1, 132), (2, 264), (32, 4224))
+
+
+def unlaunchable(variant: Variant, task: Task, sm_count: int) -> LaunchError | None:
+    """Why the variant cannot be launched at this task on any device of this size, or None if it may be; asks none."""
+    found: LaunchError | None = None
+    for stand_in in _STAND_INS:
+        try:
+            resolve(variant, task, sm_count, lambda *_, stand_in=stand_in: stand_in)
+        except LaunchError as error:
+            found = error
+        else:
+            return None
+    return found
+
+
 def _launch(
     launch: KernelLaunch, spec: LaunchSpec, task: Task, b_layout: str, base: dict[str, int], occupancy: Occupancy
 ) -> ConcreteLaunch:

@@ -261,7 +261,7 @@ class KernelLaunch(Record):
     @classmethod
     def _a_symbol(cls, entry: str) -> str:
         if not re.fullmatch(r"[A-Za-z_$][A-Za-z0-9_$]{0,1023}", entry):
-            raise ValueError(f"{ascii(entry[:80])} is not the name of a kernel: letters, digits and _")
+            raise ValueError(f"{entry[:80]!a} is not the name of a kernel: letters, digits and _")
         return entry
 
 

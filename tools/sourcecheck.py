@@ -1,4 +1,4 @@
-"""What a candidate's source may contain, judged from its text: allowed headers, device code only. Pure.
+"""What a candidate's source and compiler flags may be, judged from their text: allowed headers, device code only. Pure.
 
 ``nvcc -cubin`` throws host code away, so nothing rejected here could ever run; the point is a clear sentence instead of
 a kernel that silently lacks what its author wrote, and that no file outside the header allow-list can be read into an
@@ -8,7 +8,7 @@ error message. The text is scanned as the preprocessor sees it: line splices joi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -64,6 +64,22 @@ _QUALIFIER = r"(?:\s|\b(?:static|inline|constexpr|explicit|virtual|__forceinline
 _HOST_DEVICE = re.compile(rf"__device__{_QUALIFIER}__host__|__host__{_QUALIFIER}__device__")
 _EXTERN_C = re.compile(r'\bextern\s*"(\d+)"\s*(?!\s*\{)([^;{}]*)[;{]')
 _DEVICE_WORD = re.compile(r"\b(__global__|__device__|__shared__|__constant__)\b")
+
+
+#: What a variant may add to the command line; every flag is one word.
+ALLOWED_FLAGS = (
+    r"-{1,2}maxrregcount=\d{1,3}",
+    r"-{1,2}use_fast_math",
+    r"-{1,2}(ftz|fmad|prec-div|prec-sqrt)=(true|false)",
+    r"-{1,2}extra-device-vectorization",
+    r"-{1,2}expt-relaxed-constexpr",
+    r"-{1,2}extended-lambda",
+    r"-std=c\+\+(17|20)",
+    r"-Xptxas=(-O[0-3]|-dlcm=c[agsv]|-dscm=(wb|cg|cs|wt)|--allow-expensive-optimizations=(true|false)"
+    r"|--(no-)?warn-on-\w+)",
+    r"-D[A-Za-z_]\w*(=[\w.+-]*)?",
+)
+_ALLOWED_FLAG = re.compile("|".join(f"(?:{flag})" for flag in ALLOWED_FLAGS))
 
 
 @dataclass(frozen=True)
@@ -190,6 +206,30 @@ def check_source(source: str) -> SourceProblem | None:
         return SourceProblem(Reason.HOST_CODE, f"line {line}: trigraphs and split comment marks are not allowed", line)
     scanned = _scan(source)
     return _directives(scanned) or _host_code(scanned) or _strings(scanned)
+
+
+def check_kernels(source: str, entries: Sequence[str] = ()) -> SourceProblem | None:
+    """Whether anything in it can be launched; ``entries`` are names that must occur. Only for sources that passed
+    ``check_source``. With CUTLASS a kernel may come from a header."""
+    if uses_cutlass(source):
+        return None
+    words = set(re.findall(r"[A-Za-z_$][\w$]*", _scan(source).code))
+    if "__global__" not in words:
+        return SourceProblem(Reason.MISSING_ENTRY, "the source has no __global__ function that could be launched", 1)
+    if missing := [entry for entry in entries if entry not in words]:
+        return SourceProblem(Reason.MISSING_ENTRY, f"the source has no __global__ function '{missing[0]}'", 1)
+    return None
+
+
+def check_flags(flags: Sequence[str]) -> str | None:
+    """The sentence for the first flag that is not allowed, or None."""
+    for flag in flags:
+        if not _ALLOWED_FLAG.fullmatch(flag):
+            return (
+                f"the compiler flag {flag[:80]!a} is not allowed; a variant may set -maxrregcount=N, "
+                "-use_fast_math, -std=c++17/20, -DNAME=VALUE, -Xptxas=-O3 and the like"
+            )
+    return None
 
 
 def headers(source: str) -> tuple[str, ...]:

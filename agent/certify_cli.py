@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agent.edge import guarded
 from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, UsageError
 
 if TYPE_CHECKING:
@@ -62,9 +63,7 @@ def certify(
 
     Example: agent certify --db sweep.sqlite --shape 4096,4096,4096 --device cuda:0
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from agent import certify_record
         from agent.certify_against import agreement
         from tools.families import load_families

@@ -1,15 +1,13 @@
 """The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor``, ``record`` and more.
 
-Heavy packages are imported inside the commands, so that ``agent --help`` stays quick. Exit codes: 0 done, 1 wrong input
-or broken machinery, 2 no kernel passed, 130 interrupted. The command's result goes to stdout, progress to stderr.
+Heavy packages are imported inside the commands, so that ``agent --help`` stays quick. Exit codes: see HELP. The
+command's result goes to stdout, progress to stderr.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
@@ -19,7 +17,8 @@ from agent.certify_cli import certify
 from agent.compare_cli import compare
 from agent.docs_cli import app as index_app
 from agent.docs_cli import docs
-from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, AgentError, Stopped, UsageError
+from agent.edge import complain, guarded, leave_with, sentence
+from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, Stopped, UsageError
 from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from agent.summary import Summary
     from tools.device import Device
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Search, check and time HGEMM CUDA kernels until they beat auto-tuned cuBLASLt.",
-)
+HELP = """Search, check and time HGEMM CUDA kernels until they beat auto-tuned cuBLASLt.
+
+Exit codes: 0 done; 1 wrong input, or something broke; 2 no kernel passed; 130 ctrl-C, 143 SIGTERM, 129 SIGHUP.
+"""
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=HELP)
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout; progress stays on stderr.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
@@ -83,7 +82,7 @@ def optimize(
         "budget.wall_s": wall,
         "budget.usd": usd,
     }
-    with _guarded():
+    with guarded():
         from agent import session as sessions
         from agent.config import load_settings, parse_assignment
         from agent.devices import check_fits, check_recorded, open_device, resolve
@@ -114,7 +113,7 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with a session that was stopped, killed or broke off. Nothing is measured twice."""
-    with _guarded():
+    with guarded():
         from agent import session as sessions
         from tools.paths import home_dir
 
@@ -128,7 +127,7 @@ def show(
     json_output: Json = False,
 ) -> None:
     """List sessions; or one session's summary, leaderboard and rejections; or a variant's source."""
-    with _guarded():
+    with guarded():
         from agent import showing
 
         if source is not None:
@@ -155,7 +154,7 @@ def check(
 
     Example: agent check kernel.cu --launch launch.json --shape 512,512,512
     """
-    with _guarded():
+    with guarded():
         from agent import checking
         from agent.devices import check_fits, open_device
         from tools.hgemm import hgemm, parse_shape
@@ -183,7 +182,7 @@ def check(
 @app.command()
 def devices(json_output: Json = False) -> None:
     """The GPUs of this machine and the recorded one."""
-    with _guarded():
+    with guarded():
         import json
 
         from agent.devices import find_devices
@@ -200,7 +199,7 @@ def devices(json_output: Json = False) -> None:
 @app.command()
 def doctor(json_output: Json = False) -> None:
     """What this machine has and lacks, and the command that adds it. Exit 1 if something needed is missing."""
-    with _guarded():
+    with guarded():
         import dataclasses
         import json
 
@@ -228,7 +227,7 @@ def record(
     commit: Annotated[str, typer.Option(help="Source revision, kept as provenance.")] = "",
 ) -> None:
     """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
-    with _guarded():
+    with guarded():
         from agent.devices import check_gpu_packages, resolve
         from tools.recording import OUT_OF_TIME
         from tools.recording import main as record_families
@@ -259,20 +258,26 @@ app.command()(docs)
 app.add_typer(index_app, name="index")
 
 
-#: Typer carries its own copy of click; this is its UsageError.
-_USAGE_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "UsageError")
+#: Typer carries its own copy of click; this is what all its errors have in common.
+_COMMAND_LINE_ERROR: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
 def main() -> None:
     """The console script. Exit code 2 means a rejected kernel here, so a mistyped command line gives 1."""
+    from agent import streams
+    from agent.interrupt import raise_on_signals
+
+    raise_on_signals()
+    streams.prepare()
+    sys.exit(leave_with(_command))
+
+
+def _command() -> object:
     try:
-        code = app(prog_name="agent", standalone_mode=False)
-    except _USAGE_ERROR as error:
+        return app(prog_name="agent", standalone_mode=False)
+    except _COMMAND_LINE_ERROR as error:
         error.show()  # type: ignore[attr-defined]
-        sys.exit(EXIT_ERROR)
-    except (typer.Abort, KeyboardInterrupt):
-        sys.exit(EXIT_INTERRUPTED)
-    sys.exit(code if isinstance(code, int) else EXIT_OK)
+        return EXIT_ERROR
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
@@ -283,6 +288,7 @@ def _run(config: SessionConfig, device: Device | None, json_output: bool, quiet:
     from agent import session as sessions
     from agent.interrupt import StopFlag, interruptible
     from agent.live import Progress
+    from agent.streams import result
     from tools.paths import home_dir
 
     stop = StopFlag()
@@ -298,58 +304,32 @@ def _run(config: SessionConfig, device: Device | None, json_output: bool, quiet:
                 progress.note("stopping after the running call (ctrl-C again: at once)")
 
             summary = interruptible(work, on_interrupt, come_back)
-    except Stopped:
-        print(f"interrupted; nothing is lost. Go on with: {come_back}", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except _sentences() as error:
-        print(f"error: {error}\ngo on with: {come_back}", file=sys.stderr)
+    except Stopped as stopped:
+        complain(f"interrupted; nothing is lost. Go on with: {come_back}")
+        raise typer.Exit(stopped.exit_code) from None
+    except Exception as error:
+        if (found := sentence(error)) is None:
+            raise
+        complain(f"error: {found}\ngo on with: {come_back}", error)
         raise typer.Exit(EXIT_ERROR) from None
-    if json_output:
-        print(summary.to_json())
-    else:
-        from rich.console import Console
+    with result(f"`agent show {config.session_id}` prints it"):
+        if json_output:
+            print(summary.to_json())
+        else:
+            from agent.report import print_summary
+            from agent.tables import console_for_result
 
-        from agent.report import print_summary
-
-        print_summary(summary, Console(width=None if sys.stdout.isatty() else 140))
+            print_summary(summary, console_for_result())
     raise typer.Exit(EXIT_OK if summary.best is not None else EXIT_REJECTED)
 
 
 def _check_policy(settings: Any) -> None:
-    """A missing key or model is found before a session exists."""
+    """A missing key or model, or a broken manifest, is found before a session exists."""
     from policy.factory import make_policy
+    from tools.families import load_families
 
+    load_families()
     make_policy(settings.policy, {}, os.environ).close()
-
-
-def _sentences() -> tuple[type[Exception], ...]:
-    """Errors whose message is written for the user."""
-    from memory.store import StoreError
-    from policy.base import PolicyError
-    from retrieval.errors import RetrievalError
-    from tools.device import DeviceBroken
-    from tools.families import ManifestError
-    from tools.hgemm import ShapeError
-
-    return AgentError, StoreError, PolicyError, DeviceBroken, ManifestError, ShapeError, RetrievalError
-
-
-@contextmanager
-def _guarded() -> Iterator[None]:
-    """No traceback for what a user can do or a machine can lack."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise typer.Exit(EXIT_INTERRUPTED) from None
-    except BrokenPipeError:
-        sys.stderr.close()  # `agent show | head`
-        raise typer.Exit(EXIT_OK) from None
-    except Exception as error:
-        if isinstance(error, _sentences()):
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(EXIT_ERROR) from None
-        raise
 
 
 if __name__ == "__main__":

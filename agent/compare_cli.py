@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from agent.edge import guarded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,9 +34,7 @@ def compare(
 
     Example: agent compare random search --db sweep.sqlite
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from agent import compare as comparing
 
         sides = [comparing.read_side(*comparing.split_operand(text, db)) for text in (a, b)]
@@ -43,13 +42,13 @@ def compare(
         if json_output:
             print(comparing.to_json(found))
             return
-        from rich.console import Console
+        from agent.tables import console_for_result, print_table
 
-        console = Console(width=None if sys.stdout.isatty() else 140)
-        console.print(_mode_table(found))
+        console = console_for_result()
+        print_table(_mode_table(found), console)
         offline = found.mode()
         if offline is not None:
-            console.print(_shape_table(offline))
+            print_table(_shape_table(offline), console)
         for line in _lines(found):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -95,7 +94,7 @@ def _shape_table(mode: ModeComparison) -> Table:
     title = "Offline, shape by shape" if shown is ordered else f"Offline, the {SHOWN} shapes at either end"
     table = Table(title=title, title_justify="left")
     for name in ("shape", "A", "B", "B/A", "clear", "kernel of A", "kernel of B"):
-        table.add_column(name, justify="right" if name in ("A", "B", "B/A") else "left", overflow="fold")
+        table.add_column(name, justify="right" if name in ("A", "B", "B/A") else "left")
     for pair in shown:
         table.add_row(
             pair.shape, f"{pair.a:.3f}", f"{pair.b:.3f}", f"{pair.change:.3f}", pair.verdict, pair.a_label, pair.b_label

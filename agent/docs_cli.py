@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from agent.edge import guarded
 from agent.errors import EXIT_ERROR
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ def build(
     Only what changed is cut and embedded again; killed, the same command goes on. Nothing is downloaded.
     Example: agent index build --add ~/cutlass/media/docs
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from retrieval.build import build as build_index
         from retrieval.embedding import DEFAULT_EMBEDDER, make_embedder
         from retrieval.layout import default_folder, embedder_in_use
@@ -73,9 +72,7 @@ def build(
 @app.command()
 def status(folder: Folder = None, json_output: Json = False) -> None:
     """What is indexed, with which embedder, and what was skipped and why."""
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from retrieval.index import status as look
         from retrieval.layout import default_folder
 
@@ -91,9 +88,7 @@ def evaluate(
     json_output: Json = False,
 ) -> None:
     """Recall of the hybrid search against vectors alone and the lexical side alone. Exit 1 below the goal."""
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from retrieval.evaluate import QUESTIONS, load_questions, missed, table
         from retrieval.evaluate import evaluate as measure
         from retrieval.index import Index
@@ -123,9 +118,7 @@ def docs(
 
     Example: agent docs "wait for a wgmma group" --arch sm90
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from retrieval.index import Index
         from retrieval.layout import default_folder
         from retrieval.search import search

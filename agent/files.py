@@ -4,31 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from agent.errors import UsageError
+from agent.errors import UsageError, refusal
 from tools import text_files
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """tmp + fsync + rename. Raises UsageError if the folder cannot be written to."""
+    """tmp + fsync + rename, of the file that a symbolic link leads to. What is no regular file (/dev/stdout, a named
+    pipe) is written as it is. Raises UsageError with one sentence."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(name, path)  # noqa: PTH105
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)  # noqa: PTH108
-            raise
+        mode = _mode(path)
+        if mode is not None and stat.S_ISDIR(mode):
+            raise UsageError(f"{path} is a folder: give the name of a file")
+        if mode is not None and (not stat.S_ISREG(mode) or _names_a_descriptor(path)):
+            path.write_text(text, encoding="utf-8", errors="replace")
+        else:
+            _replace(Path(os.path.realpath(path)), text, mode)
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise UsageError(f"{path} cannot be written: {refusal(error)}") from error
+    except ValueError as error:  # a NUL byte in the name
+        raise UsageError(f"{str(path)!r} is not the name of a file") from error
+
+
+def _replace(target: Path, text: str, mode: int | None) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")  # not of its name, which may be the longest
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+            file.flush()
+            if mode is not None:
+                os.fchmod(file.fileno(), stat.S_IMODE(mode))
+            os.fsync(file.fileno())
+        os.replace(name, target)  # noqa: PTH105
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108
+        raise
+
+
+def _mode(path: Path) -> int | None:
+    """Of what is there; None if nothing is, or a link to nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _names_a_descriptor(path: Path) -> bool:
+    """/dev/stdout and /dev/fd/N: whoever opened that file writes to it, not to one that takes its place."""
+    folder = os.path.realpath(path.parent)
+    return folder == "/dev" or folder.startswith("/proc/")
 
 
 def read_text(path: Path, what: str, limit_bytes: int = 64 << 20) -> str:

@@ -32,6 +32,10 @@ Graph = CompiledStateGraph[Any, Any, Any, Any]
 _STEPS = 10**9
 
 
+class DamagedCheckpoint(Exception):
+    """The file is a database, and what it holds is no state of ours."""
+
+
 def build_graph(deps: Deps, checkpointer: BaseCheckpointSaver[Any] | None = None) -> Graph:
     search, finish = SearchNodes(deps), FinishNodes(deps)
     graph = StateGraph(SessionState)
@@ -69,7 +73,8 @@ def run_graph(graph: Graph, thread_id: str, concurrency: int) -> SessionState:
         "recursion_limit": _STEPS,
         "max_concurrency": concurrency,
     }
-    before = graph.get_state(where)
+    with _readable():
+        before = graph.get_state(where)
     # Not `before.next`: it leaves out tasks whose writes are saved, so it is empty between the last task of a step and
     # the step's checkpoint, and a session killed there would look finished.
     unfinished = bool(before.tasks)
@@ -97,10 +102,22 @@ def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
 
 def last_state(saver: BaseCheckpointSaver[Any], thread_id: str) -> SessionState | None:
     """What the last checkpoint holds, without running anything."""
-    found = saver.get_tuple({"configurable": {"thread_id": thread_id}})
-    if found is None:
-        return None
-    return cast("SessionState", {**initial_state(), **found.checkpoint["channel_values"]})
+    with _readable():
+        found = saver.get_tuple({"configurable": {"thread_id": thread_id}})
+        if found is None:
+            return None
+        return cast("SessionState", {**initial_state(), **found.checkpoint["channel_values"]})
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """What LangGraph raises for damaged bytes is no type of its own."""
+    try:
+        yield
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        raise DamagedCheckpoint(" ".join(str(error).split())[:200] or type(error).__name__) from error
 
 
 def _fan(node: str, router: Callable[[SessionState], list[Any] | str]) -> Callable[[SessionState], Any]:

@@ -1,7 +1,8 @@
-"""Ctrl-C while a session runs: the first asks it to stop between two calls, the second ends the process at once.
+"""Ctrl-C, SIGTERM and SIGHUP. While a session runs, the first asks it to stop between two calls, the second ends the
+process at once; elsewhere the first raises Interrupted, so that devices are closed, and the second ends the process.
 
 The work runs in a thread of its own, because the main thread alone hears signals and must not wait for a request of
-minutes. Ending at once is safe: a session survives kill -9.
+minutes. Ending at once is safe: a session survives kill -9, and what we started dies with us (tools/proc.py).
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import sys
 import time
 from collections.abc import Callable
 from threading import Event, Thread, current_thread, main_thread
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from agent.errors import EXIT_INTERRUPTED
+from agent.errors import EXIT_INTERRUPTED, Interrupted, Stopped
 
 T = TypeVar("T")
 
-#: How long a running call may take to end after the first ctrl-C.
+#: How long a running call may take to end after the first signal.
 GRACE_S = 20.0
+#: Two signals within this time are one: `timeout` and terminals send theirs to a process and again to its group.
+ECHO_S = 0.5
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopFlag:
@@ -50,32 +54,76 @@ class _Worker(Thread, Generic[T]):
             self.done.set()
 
 
-def interruptible(work: Callable[[], T], on_interrupt: Callable[[], None], come_back: str) -> T:
-    """``work()`` or its exception. After a second ctrl-C, or ``GRACE_S`` after the first, exits with 130.
+class _Heard:
+    """The signals that came, echoes left out."""
 
-    In a thread that is not the main one ctrl-C is not heard. A handler and not KeyboardInterrupt: in Python 3.11 that
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._at: list[float] = []
+
+    def __call__(self, number: int, frame: object) -> None:
+        now = time.monotonic()
+        if not self._at or now - self._at[-1] > ECHO_S:
+            self.numbers.append(number)
+            self._at.append(now)
+
+    def waited_s(self) -> float:
+        """Since the first."""
+        return time.monotonic() - self._at[0] if self._at else 0.0
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.numbers[0] if self.numbers else EXIT_INTERRUPTED
+
+
+def raise_on_signals() -> None:
+    """For the console script: a signal raises Interrupted in the main thread; a second one ends the process."""
+    heard = _Heard()
+
+    def handle(number: int, frame: object) -> None:
+        before = len(heard.numbers)
+        heard(number, frame)
+        if len(heard.numbers) > 1:
+            os._exit(heard.exit_code)
+        if before == 0:
+            raise Interrupted(number)
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, handle)
+
+
+def interruptible(work: Callable[[], T], on_interrupt: Callable[[], None], come_back: str) -> T:
+    """``work()`` or its exception; Stopped has the exit code of the signal. After a second signal, or ``GRACE_S`` after
+    the first, exits with that code.
+
+    In a thread that is not the main one no signal is heard. A handler and not KeyboardInterrupt: in Python 3.11 that
     exception, raised inside ``Thread.join``, leaves a running thread looking finished.
     """
-    asked_at: list[float] = []
-    hears = current_thread() is main_thread()
-    previous = signal.getsignal(signal.SIGINT)
-    if hears:
-        signal.signal(signal.SIGINT, lambda number, frame: asked_at.append(time.monotonic()))
+    heard = _Heard()
+    before: dict[int, Any] = {}
+    if current_thread() is main_thread():
+        for number in SIGNALS:
+            if number == signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, heard)
     try:
         worker = _Worker(work)
         worker.start()
         told = False
         while not worker.done.wait(0.1):
-            if asked_at and not told:
+            if heard.numbers and not told:
                 told = True
                 on_interrupt()
-            if len(asked_at) > 1 or (asked_at and time.monotonic() - asked_at[0] > GRACE_S):
+            if len(heard.numbers) > 1 or heard.waited_s() > GRACE_S:
                 print(f"\ninterrupted; go on with: {come_back}", file=sys.stderr, flush=True)
-                os._exit(EXIT_INTERRUPTED)
+                os._exit(heard.exit_code)
     finally:
-        if hears:
-            signal.signal(signal.SIGINT, previous)
+        for heard_number, handler in before.items():
+            if handler is not None:  # it was not set from Python
+                signal.signal(heard_number, handler)
     if worker.error is not None:
+        if isinstance(worker.error, Stopped):
+            worker.error.exit_code = heard.exit_code
         raise worker.error
     result: T = worker.result  # type: ignore[assignment]
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from threading import Lock
@@ -38,8 +37,8 @@ class Progress(Panel):
     def __call__(self, event: Event) -> None:
         with self._lock:
             line = self._take(event)
-        if line and self._live is None and not self._quiet:
-            print(line, file=sys.stderr, flush=True)
+        if line:
+            self._line_of_text(line)
 
     def _take(self, event: Event) -> str | None:
         """The event into the picture; a line for a screen that is no terminal, if it is worth one."""

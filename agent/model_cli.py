@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agent.edge import guarded
+
 if TYPE_CHECKING:
     from tools.model import Fitted
     from tools.model_quality import Quality
@@ -30,9 +32,7 @@ def evaluate(source: From = None, json_output: Json = False) -> None:
     Regret at k: by how much the best of the first k plans is slower than the best of all, offline, screen budget. The
     model's constants for a shape were fitted without it. Example: agent model evaluate
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from agent.errors import UsageError
         from tools import model_quality
         from tools.families import load_families
@@ -72,9 +72,7 @@ def rank(
 
     Example: agent model rank --shape 1000,4096,7168
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from tools import model
         from tools.families import accepted_plans, load_families
         from tools.hgemm import hgemm, parse_shape

@@ -1,4 +1,7 @@
-"""What every progress display is: a live panel on a terminal, lines on stderr elsewhere, nothing when quiet."""
+"""What every progress display is: a live panel on a terminal, lines on stderr elsewhere, nothing when quiet.
+
+That a broken stderr ends nothing is seen to by agent/streams.py.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,15 @@ class Panel:
             from rich.console import Console
             from rich.live import Live
 
+            console = Console(stderr=True)
+            if console.is_dumb_terminal:
+                return self
             self._live = Live(
                 get_renderable=self._panel,
-                console=Console(stderr=True),
+                console=console,
                 refresh_per_second=self._refreshes_per_second,
                 transient=True,
+                redirect_stdout=False,  # what goes to stdout is a result, and may go to a file
             )
             self._live.start()
         return self
@@ -47,5 +54,10 @@ class Panel:
         """A line that stays, above the live panel."""
         if self._live is not None:
             self._live.console.print(text, highlight=False, markup=False)
-        elif not self._quiet:
+        else:
+            self._line_of_text(text)
+
+    def _line_of_text(self, text: str) -> None:
+        """Where there is no live panel."""
+        if not self._quiet and self._live is None:
             print(text, file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from agent.summary import Entry, ModeResult, StageResult, Summary
+from agent.tables import print_table
 from tools.records import HEADLINE_REFERENCE, Status, TimingRow
 
 if TYPE_CHECKING:
@@ -20,11 +21,11 @@ def print_summary(summary: Summary, console: Console) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     chosen = summary.best or summary.provisional
     if chosen is not None:
-        console.print(mode_table(chosen, [m.mode for m in summary.references] or [m.mode for m in chosen.modes]))
+        print_table(mode_table(chosen, [m.mode for m in summary.references] or [m.mode for m in chosen.modes]), console)
         for line in gate_lines(chosen):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     if any(reference.times for reference in summary.references):
-        console.print(reference_table(summary))
+        print_table(reference_table(summary), console)
     for line in count_lines(summary):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -160,12 +161,12 @@ def print_leaderboard(summary: Summary, console: Console) -> None:
         return
     table = Table(title="Leaderboard (offline, final budget)", title_justify="left")
     for name in ("", "ratio", "screen", "key", "variant", "gate"):
-        table.add_column(name, justify="right" if name in ("", "ratio", "screen") else "left", overflow="fold")
+        table.add_column(name, justify="right" if name in ("", "ratio", "screen") else "left")
     for rank, found in enumerate(summary.leaderboard, start=1):
         final = f"{found.final_ratio:.3f}" if found.final_ratio is not None else "-"
         gate = "passed" if found.admitted else found.why
         table.add_row(str(rank), final, f"{found.screen_ratio:.3f}", found.key, found.label, gate)
-    console.print(table)
+    print_table(table, console)
 
 
 def print_curve(summary: Summary, console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agent.edge import guarded
 from agent.errors import UsageError
 from tools.extras import install_command
 
@@ -42,9 +43,7 @@ def report(
 
     Example: agent report --from records/h200.sqlite --out report
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         if json_output and markdown:
             raise UsageError("--json and --markdown both write to stdout: give one of them")
         to_files = out is not None or not (json_output or markdown)

@@ -7,15 +7,21 @@
                              best/            kernel.cu, launch.json, result.json of the winner
                              summary.json     what the session came to
                              lock             held by the process that runs it
+<home>/sessions/.new-*                    a session in the making, or what a killed process left of one
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import os
 import re
+import secrets
+import shutil
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -26,7 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent.config import Settings
 from agent.devices import open_device
-from agent.errors import SessionError, UsageError
+from agent.errors import SessionError, UsageError, refusal
 from agent.files import read_text, write_atomic
 from agent.progress import Event, Observer, silent
 from agent.summary import Summary
@@ -40,7 +46,10 @@ if TYPE_CHECKING:
 CONFIG_VERSION = 1
 MAX_COMPILES = 16  # side by side, where the settings say nothing
 CHECKPOINTS = "checkpoints.sqlite"
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_UNFINISHED = ".new-"
+#: Making a session takes milliseconds; what is older than this was left by a process that was killed.
+_ABANDONED_S = 600.0
 
 
 class SessionConfig(BaseModel):
@@ -66,42 +75,66 @@ def store_path(home: Path) -> Path:
 
 def folder_of(home: Path, session_id: str) -> Path:
     """Raises UsageError for a name that could leave the folder of sessions."""
-    if not _NAME.match(session_id):
-        raise UsageError(f"'{session_id}' is not a session name: letters, digits, . _ and -, at most 80")
+    if not _NAME.fullmatch(session_id):
+        shown = session_id if len(session_id) <= 100 and session_id.isprintable() else repr(session_id[:100])
+        raise UsageError(f"'{shown}' is not a session name: letters, digits, . _ and -, at most 80")
     return sessions_folder(home) / session_id
 
 
 def create(home: Path, settings: Settings, name: str | None, device_name: str, info: DeviceInfo) -> SessionConfig:
-    """Writes the session's folder. Raises UsageError, StoreError."""
+    """Makes the session's folder, whole or not at all. Raises UsageError, StoreError."""
+    stem = f"{settings.session.task.label}-{settings.policy.name}"
+    for session_id in (name,) if name is not None else _new_names(stem):
+        folder = folder_of(home, session_id)
+        if not folder.exists():
+            _check_forgotten(home, session_id)
+        config = SessionConfig(
+            session_id=session_id,
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            device=device_name,
+            device_info=info,
+            settings=settings,
+        )
+        if _make(folder, config):
+            return config
+    raise UsageError(f"there is already a session {name}: `agent resume {name}`, or choose another --session")
+
+
+def _check_forgotten(home: Path, session_id: str) -> None:
+    """Rollouts and answers in the store carry the name; a second session of it would read the first one's."""
     from memory.store import Store
 
-    session_id = name or _new_name(home, f"{settings.session.task.label}-{settings.policy.name}")
-    folder = folder_of(home, session_id)
-    if not folder.exists() and store_path(home).is_file():
-        # Rollouts and answers in the store carry the name; a second session of it would read the first one's.
+    if store_path(home).is_file():
         with Store(store_path(home)) as store:
             if store.session(session_id) is not None:
                 raise UsageError(
                     f"{store.path} still remembers a session {session_id} whose folder is gone: choose another name"
                 )
+
+
+def _make(folder: Path, config: SessionConfig) -> bool:
+    """False if there is such a folder. One without anything in it is none: a disk that was full may have left it."""
     try:
-        sessions_folder(home).mkdir(parents=True, exist_ok=True)
-        folder.mkdir()
-    except FileExistsError as error:
-        raise UsageError(
-            f"there is already a session {session_id}: `agent resume {session_id}`, or choose another --session"
-        ) from error
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        for old in folder.parent.glob(f"{_UNFINISHED}*"):
+            if time.time() - old.stat().st_mtime > _ABANDONED_S:
+                shutil.rmtree(old, ignore_errors=True)
+        made = folder.parent / f"{_UNFINISHED}{secrets.token_hex(8)}"
+        made.mkdir()
     except OSError as error:
-        raise UsageError(f"the folder {folder} cannot be made: {error.strerror}; see HGEMM_AGENT_HOME") from error
-    config = SessionConfig(
-        session_id=session_id,
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        device=device_name,
-        device_info=info,
-        settings=settings,
-    )
-    write_atomic(folder / "config.json", config.model_dump_json(indent=2) + "\n")
-    return config
+        raise UsageError(f"the folder {folder} cannot be made: {refusal(error)}; see HGEMM_AGENT_HOME") from error
+    try:
+        write_atomic(made / "config.json", config.model_dump_json(indent=2) + "\n")
+        made.rename(folder)
+    except (FileExistsError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            return False
+        raise UsageError(f"the folder {folder} cannot be made: {refusal(error)}") from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return True
 
 
 def load(home: Path, session_id: str) -> SessionConfig:
@@ -123,8 +156,11 @@ def load(home: Path, session_id: str) -> SessionConfig:
 def session_ids(home: Path) -> list[str]:
     """Newest first."""
     folder = sessions_folder(home)
-    found = [p.parent for p in folder.glob("*/config.json")] if folder.is_dir() else []
-    return [p.name for p in sorted(found, key=lambda p: (p / "config.json").stat().st_mtime_ns, reverse=True)]
+    found: list[tuple[int, str]] = []
+    for path in folder.glob("*/config.json") if folder.is_dir() else ():
+        with contextlib.suppress(OSError):  # it was moved away meanwhile
+            found.append((path.stat().st_mtime_ns, path.parent.name))
+    return [name for _, name in sorted(found, reverse=True) if _NAME.fullmatch(name)]
 
 
 def run(
@@ -139,8 +175,8 @@ def run(
     after any of them, and after kill -9, the same call goes on. A ``device`` that is passed in stays open."""
     from agent.deps import Deps
     from agent.finish_nodes import FinishNodes
-    from agent.graph import build_graph, checkpoints, run_graph
-    from memory.store import Store
+    from agent.graph import DamagedCheckpoint, build_graph, checkpoints, run_graph
+    from memory.store import Store, StoreError
     from policy.factory import make_policy
     from policy.prompts import load_templates
     from tools.families import load_families
@@ -180,17 +216,18 @@ def run(
             saver = stack.enter_context(checkpoints(folder / CHECKPOINTS))
             concurrency = _concurrency(config.settings, device.info, policy.is_search)
             state = run_graph(build_graph(deps, saver), config.session_id, concurrency)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, DamagedCheckpoint) as error:
             raise _checkpoint_error(folder, error) from error
         except BaseException:
-            store.set_session_status(config.session_id, "stopped")
+            with contextlib.suppress(StoreError):  # a full disk: the first error is the one to tell
+                store.set_session_status(config.session_id, "stopped")
             raise
         return FinishNodes(deps).summary(state)
 
 
 def partial_summary(home: Path, config: SessionConfig) -> Summary:
     """summary.json of a finished session, else what its last checkpoint says."""
-    from agent.graph import checkpoints, last_state
+    from agent.graph import DamagedCheckpoint, checkpoints, last_state
     from agent.state import initial_state
     from agent.summary import summarise
 
@@ -205,7 +242,7 @@ def partial_summary(home: Path, config: SessionConfig) -> Summary:
         try:
             with checkpoints(folder / CHECKPOINTS) as saver:
                 state = last_state(saver, config.session_id)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, DamagedCheckpoint) as error:
             raise _checkpoint_error(folder, error) from error
     return summarise(
         session_id=config.session_id,
@@ -227,29 +264,39 @@ def locked(folder: Path) -> Iterator[None]:
     """The session belongs to this process. The kernel frees the lock of a process that dies, kill -9 included."""
     path = folder / "lock"
     try:
-        file = path.open("a+")
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UsageError(f"{path} cannot be opened: {error.strerror}") from error
-    with file:
+        raise UsageError(f"{path} cannot be opened: {refusal(error)}") from error
+    try:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            holder = file.read().strip() or "another process"
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(lock, 100, 0).decode(errors="replace").strip() or "another process"
             raise SessionError(
                 f"session {folder.name} is already being run by {holder}; wait for it or end it"
             ) from error
-        file.seek(0)
-        file.truncate()
-        file.write(f"process {os.getpid()}")
-        file.flush()
+        except OSError as error:
+            raise SessionError(
+                f"{path} cannot be locked ({error.strerror}): set HGEMM_AGENT_HOME to a folder on a local disk"
+            ) from error
+        with contextlib.suppress(OSError):  # a full disk; the number is only for the sentence above
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()}".encode(), 0)
         yield
+    finally:
+        os.close(lock)
 
 
-def _checkpoint_error(folder: Path, error: sqlite3.Error) -> SessionError:
+def _checkpoint_error(folder: Path, error: Exception) -> SessionError:
     from tools.sqlite_errors import explain
 
-    return SessionError(explain(error, f"the file {folder / CHECKPOINTS}"))
+    what = f"the file {folder / CHECKPOINTS}"
+    if isinstance(error, sqlite3.Error):
+        return SessionError(explain(error, what))
+    return SessionError(
+        f"{what} is damaged ({error}): restore it, or move it away; `agent resume {folder.name}` then searches anew, "
+        "and nothing that was measured is measured again"
+    )
 
 
 def _concurrency(settings: Settings, info: DeviceInfo, is_search: bool) -> int:
@@ -269,20 +316,32 @@ def _register(store: Store, config: SessionConfig) -> None:
 
 def _logged(observer: Observer, stack: ExitStack, folder: Path) -> Observer:
     """Events also go to session.log, one JSON object a line."""
+    path = folder / "session.log"
     try:
-        log = stack.enter_context((folder / "session.log").open("a", buffering=1))
+        log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        stack.callback(os.close, log)
+        size = os.fstat(log).st_size
+        if size and os.pread(log, 1, size - 1) != b"\n":  # a line that a full disk or a kill cut off
+            os.write(log, b"\n")
     except OSError as error:
-        raise UsageError(f"{folder / 'session.log'} cannot be written: {error.strerror}") from error
+        raise SessionError(f"{path} cannot be written: {refusal(error)}") from error
 
     def observe(event: Event) -> None:
         stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        log.write(json.dumps({"at": stamp, "event": event.kind, "text": event.text, **event.fields}) + "\n")
+        line = json.dumps({"at": stamp, "event": event.kind, "text": event.text, **event.fields}) + "\n"
+        data = line.encode()
+        try:
+            while data:
+                data = data[os.write(log, data) :]
+        except OSError as error:
+            raise SessionError(f"{path} cannot be written: {refusal(error)}") from error
         observer(event)
 
     return observe
 
 
-def _new_name(home: Path, stem: str) -> str:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    names = (f"{stem}-{stamp}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 1000))))
-    return next(name for name in names if not folder_of(home, name).exists())
+def _new_names(stem: str) -> Iterator[str]:
+    """Of sessions that were given none. Two that begin in one second differ by a number."""
+    while True:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        yield from (f"{stem}-{stamp}{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 100))))

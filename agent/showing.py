@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from agent import session as sessions
 from agent.errors import UsageError
@@ -47,11 +46,10 @@ def show_session(session_id: str, json_output: bool) -> None:
     if json_output:
         print(summary.to_json())
         return
-    from rich.console import Console
-
     from agent.report import print_curve, print_leaderboard, print_summary
+    from agent.tables import console_for_result
 
-    console = Console(width=None if sys.stdout.isatty() else 140)
+    console = console_for_result()
     print_summary(summary, console)
     print_leaderboard(summary, console)
     print_curve(summary, console)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from agent.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_REJECTED, UsageError
+from agent.edge import complain, guarded
+from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, UsageError, interrupted_code
 from tools.extras import install_command
 
 if TYPE_CHECKING:
     from agent.config import Settings
     from agent.sweep_farm import Place
+    from agent.sweep_progress import Progress
+    from agent.sweep_table import SweepSummary
     from policy.base import Policy
     from tools.records import Family, Task
 
@@ -64,9 +66,7 @@ def sweep(
 
     Example: agent sweep --grid paper --device cuda:all --evaluations 24
     """
-    from agent.cli import _guarded
-
-    with _guarded():
+    with guarded():
         from agent.config import load_settings, parse_assignment
         from agent.sweep_progress import Progress
 
@@ -75,6 +75,9 @@ def sweep(
         flags = {"policy.name": policy, "budget.evaluations": evaluations, "session.seed": seed}
         overrides |= {name: value for name, value in flags.items() if value is not None}
         loaded = load_settings(config, os.environ, overrides)
+        path = _database(db)
+        if csv_file is not None and csv_file.is_dir():
+            raise UsageError(f"--csv {csv_file} is a folder: give the name of a file")
         with Progress(quiet) as progress:
             specs = device or [loaded.session.device]
             if scheduler is None and scheduler_file is None:
@@ -82,48 +85,66 @@ def sweep(
             tasks = _tasks(loaded, specs, grid, shapes, model, batch, records, limit, progress.note)
             place = _place(specs, workers, scheduler, scheduler_file)
             try:
-                exit_code = _run(loaded, tasks, place, db, spool, csv_file, json_output, progress)
-            except KeyboardInterrupt:
+                summary = _run(loaded, tasks, place, path, spool, progress)
+            except KeyboardInterrupt as error:
                 progress.note("interrupted; nothing is lost: the same command goes on")
-                exit_code = EXIT_INTERRUPTED
-        raise typer.Exit(exit_code)
+                raise typer.Exit(interrupted_code(error)) from None
+        raise typer.Exit(_tell(summary, csv_file, json_output))
 
 
 def _run(
-    loaded: Settings, tasks: list[Task], place: Place, db: Path | None, spool: Path | None, csv_file: Path | None,
-    json_output: bool, progress: Any,
-) -> int:  # fmt: skip
+    loaded: Settings, tasks: list[Task], place: Place, db: Path, spool: Path | None, progress: Progress
+) -> SweepSummary:
     from agent.devices import open_device
-    from agent.files import write_atomic
     from agent.sweep import Sweep, run
-    from agent.sweep_table import print_summary, summarise, to_csv
+    from agent.sweep_table import summarise
     from agent.sweep_worker import Tools
     from tools.families import load_families
-    from tools.paths import home_dir
 
     make_policy(loaded, load_families()).close()  # a missing key or model is found before a worker starts
-    path = db or home_dir() / "sweep.sqlite"
     tools = Tools(open_device, load_families, make_policy)
-    outcome = run(Sweep(tasks, loaded, path, place, tools, _jobs(loaded, place), spool), progress)
-    summary = summarise(
+    outcome = run(Sweep(tasks, loaded, db, place, tools, _jobs(loaded, place), spool), progress)
+    return summarise(
         outcome.rows,
         config_id=outcome.config_id,
         device=outcome.info.label,
-        db=str(path),
+        db=str(db),
         unfinished=outcome.unfinished,
     )
-    if csv_file is not None:
-        write_atomic(csv_file, to_csv(outcome.rows))
-    if json_output:
-        print(summary.to_json())
-    else:
-        from rich.console import Console
 
-        print_summary(summary, Console(width=None if sys.stdout.isatty() else 140))
-    if outcome.unfinished:
-        print(f"error: {len(outcome.unfinished)} shapes are unfinished: run the same command again", file=sys.stderr)
+
+def _tell(summary: SweepSummary, csv_file: Path | None, json_output: bool) -> int:
+    """The exit code. Neither output keeps the other from being written."""
+    from agent.files import write_atomic
+    from agent.streams import result
+    from agent.sweep_table import print_summary, to_csv
+    from agent.tables import console_for_result
+
+    try:
+        with result(f"the database {summary.db} holds it, and the same command prints it"):
+            if json_output:
+                print(summary.to_json())
+            else:
+                print_summary(summary, console_for_result())
+    finally:
+        if csv_file is not None:
+            write_atomic(csv_file, to_csv(summary.rows))
+    if summary.unfinished:
+        complain(f"error: {len(summary.unfinished)} shapes are unfinished: run the same command again")
         return EXIT_ERROR
     return EXIT_OK if summary.states.get("won") else EXIT_REJECTED
+
+
+def _database(given: Path | None) -> Path:
+    from tools.paths import home_dir
+
+    if given is None:
+        return home_dir() / "sweep.sqlite"
+    if given.is_dir():
+        raise UsageError(f"--db {given} is a folder: give the name of a file, for example {given / 'sweep.sqlite'}")
+    if given.exists() and not given.is_file():
+        raise UsageError(f"--db {given} is a device or a pipe: a database needs a file that keeps what is written")
+    return given
 
 
 def make_policy(settings: Settings, families: Mapping[str, Family]) -> Policy:

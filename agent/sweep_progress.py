@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -93,7 +92,7 @@ class Progress(Panel):
         if self._quiet or self._live is not None or (now - self._last_line < LINE_EVERY_S and not at_end):
             return
         self._last_line = now
-        print(f"{self.summary()}; failures: {self.failures()}", file=sys.stderr, flush=True)
+        self._line_of_text(f"{self.summary()}; failures: {self.failures()}")
 
     def _panel(self) -> Table:
         from rich.progress_bar import ProgressBar

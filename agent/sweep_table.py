@@ -12,6 +12,7 @@ from pydantic import Field
 
 from agent.compare_stats import Estimate, geometric_mean, mean
 from agent.sweep_rows import SweepRow
+from agent.tables import print_table
 from tools.records import MODES, Mode, Record
 
 if TYPE_CHECKING:
@@ -131,13 +132,13 @@ def _timing_cells(row: SweepRow, mode: Mode) -> list[str]:
 
 def print_summary(summary: SweepSummary, console: Console) -> None:
     if len(summary.rows) <= ALL_SHAPES:
-        console.print(shape_table(summary.rows, "Shapes"))
+        print_table(shape_table(summary.rows, "Shapes"), console)
     elif any(row.timing() for row in summary.rows):
         timed = sorted((r for r in summary.rows if r.timing()), key=_offline)
-        console.print(shape_table(timed[:EXTREMES], "Worst shapes"))
-        console.print(shape_table(timed[-EXTREMES:], "Best shapes"))
+        print_table(shape_table(timed[:EXTREMES], "Worst shapes"), console)
+        print_table(shape_table(timed[-EXTREMES:], "Best shapes"), console)
     if summary.modes:
-        console.print(mode_table(summary))
+        print_table(mode_table(summary), console)
     for line in lines(summary):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -284,3 +286,42 @@ def test_worker_ends_when_its_parent_is_killed() -> None:
         while is_running(worker_pid) and time.monotonic() < end:
             time.sleep(0.05)
         assert not is_running(worker_pid)
+
+
+def killed_parent(tmp_path: Path, argv: list[str], threaded: bool) -> list[int]:
+    """The processes that ``argv``'s own process noted in the file ``pids`` before whoever ran it was killed -9."""
+    call = f"run({argv!r}, deadline_s=60, memory_bytes=1 << 40)"
+    work = f"t = threading.Thread(target=lambda: {call}); t.start(); t.join()" if threaded else call
+    code = f"import sys, threading; sys.path.insert(0, {str(ROOT)!r})\nfrom tools.proc import run\n{work}\n"
+    parent = subprocess.Popen(python(code), cwd=tmp_path)
+    pids = tmp_path / "pids"
+    end = time.monotonic() + 20
+    while not (pids.exists() and pids.read_text().endswith("\n")) and time.monotonic() < end:
+        time.sleep(0.01)
+    found = [int(word) for word in pids.read_text().split()]
+    assert all(map(is_running, found))
+    parent.kill()
+    parent.wait()
+    return found
+
+
+def all_gone(pids: list[int], within_s: float) -> bool:
+    end = time.monotonic() + within_s
+    while any(map(is_running, pids)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return not any(map(is_running, pids))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal")
+@pytest.mark.parametrize("threaded", [False, True], ids=["main thread", "other thread"])
+def test_a_tool_ends_when_its_parent_is_killed(tmp_path: Path, threaded: bool) -> None:
+    """compute-sanitizer, ncu or nvcc of an agent that got kill -9: none has a pipe whose end it would notice."""
+    code = f"import os, time; open({str(tmp_path / 'pids')!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(60)"
+    assert all_gone(killed_parent(tmp_path, python(code), threaded), within_s=5)
+
+
+def test_a_tool_lives_as_long_as_the_call_that_started_it() -> None:
+    """The signal comes when the thread that forked ends, so a call in a pool's thread must not lose its child early."""
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(run, ["/bin/sh", "-c", "sleep 0.2; echo whole"], deadline_s=20) for _ in range(4)]
+        assert [call.result().stdout for call in calls] == [b"whole\n"] * 4

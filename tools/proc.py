@@ -1,18 +1,21 @@
 """The one module that starts processes. Every child has its own process group, a deadline, and output that is drained
-while it runs, so a full pipe never blocks it; the whole group is killed at the end, and partial output is kept."""
+while it runs, so a full pipe never blocks it; the whole group is killed at the end, and partial output is kept. A child
+also ends with us when we are killed with SIGKILL; what it has started itself then ends as it may (Linux)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import queue
 import selectors
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -76,6 +79,28 @@ def _with_memory_limit(argv: Sequence[str], memory_bytes: int | None) -> list[st
     return ["/bin/sh", "-c", 'ulimit -v "$1" || exit 126; shift; exec "$@"', "sh", str(memory_bytes // 1024), *argv]
 
 
+#: Bound before any fork: the child must not look anything up. PyDLL, so that it has no lock to give up and take.
+_PRCTL: Callable[[int, int], int] | None = (
+    getattr(ctypes.PyDLL(None), "prctl", None) if sys.platform == "linux" else None
+)
+_PR_SET_PDEATHSIG = 1
+
+
+def _dies_with_us() -> Callable[[], None] | None:
+    """For the child, between fork and exec. A preexec function is unsafe in a program with threads where it takes a
+    lock; this one makes system calls only. The kernel sends the signal when the *thread* that forked ends."""
+    if _PRCTL is None:
+        return None
+    prctl, us, kill, parent = _PRCTL, os.getpid(), os.kill, os.getppid
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if parent() != us:  # we died before the child could ask
+            kill(os.getpid(), signal.SIGKILL)
+
+    return ask
+
+
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -115,8 +140,9 @@ def run(
             cwd=cwd,
             env=None if env is None else dict(env),
             start_new_session=True,
+            preexec_fn=_dies_with_us(),
         )
-    except (OSError, ValueError) as error:  # ValueError: a NUL byte in an argument
+    except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: a NUL byte in an argument
         return Completed(127, b"", f"cannot start {argv[0]}: {error}\n".encode(), False, 0.0)
     streams = [s for s in (process.stdin, process.stdout, process.stderr) if s is not None]
     output = _Bounded(output_limit_bytes), _Bounded(output_limit_bytes)

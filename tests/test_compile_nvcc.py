@@ -103,7 +103,7 @@ def test_ptx_error_has_no_temporary_names(cache: CompileCache) -> None:
     [
         (OK_SOURCE, "gemm", "'gemm'"),
         (OK_SOURCE.replace('extern "C" ', ""), "kernel", 'extern "C"'),
-        ("__device__ int f() { return 1; }\n", "kernel", "none"),
+        ("__device__ int f() { return 1; }\n", "kernel", "no __global__ function"),
     ],
 )
 def test_missing_entry(source: str, entry: str, words: str, cache: CompileCache) -> None:
@@ -281,24 +281,50 @@ def test_an_nvcc_that_cannot_work_is_not_the_candidates_fault(
     [
         (Completed(1, b"", b"x.cu(1): error: bad\n", False, 1.0), Reason.COMPILE_ERROR),
         (Completed(-9, b"", b"", True, 1.0), Reason.COMPILE_TIMEOUT),
-        (Completed(-9, b"", b"", False, 1.0), Reason.COMPILE_MEMORY),
         (Completed(1, b"", b"terminate called after throwing 'std::bad_alloc'", False, 1.0), Reason.COMPILE_MEMORY),
-        (
-            Completed(1, b"", b"nvcc error   : 'cicc' died due to signal 9 (Kill signal)", False, 1.0),
-            Reason.COMPILE_MEMORY,
-        ),
+        (Completed(1, b"", b"nvcc error   : 'cicc' died due to signal 11 (Invalid)", False, 1.0), Reason.COMPILE_ERROR),
+        (Completed(1, b"", b"x.cu(1): error #20012-D: bad\nlast line\n", False, 1.0), Reason.COMPILE_ERROR),
         (
             Completed(255, b"", b"ptxas fatal   : Unresolved extern function '_Z1f'", False, 1.0),
             Reason.UNRESOLVED_SYMBOL,
         ),
-        (Completed(139, b"", b"Segmentation fault", False, 1.0), Reason.COMPILE_ERROR),
-        (Completed(3, b"", b"", False, 1.0), Reason.COMPILE_ERROR),
     ],
 )
 def test_failures_are_classified(done: Completed, reason: Reason) -> None:
     found, detail = classify_failure(done, done.text, Limits())
     assert found is reason
-    assert detail
+    assert detail and "without an error in the source" not in detail
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("exit 3", "it ended with code 3, nothing was said"),
+        ("exit 0", "it ended with code 0, nothing was said"),
+        ("exec /nonexistent/nvcc.real", "/nonexistent/nvcc.real"),
+        ("echo 'kernel.cu(1): warning: odd'; echo 'no licence' >&2; exit 1", "it ended with code 1, no licence"),
+        ("kill -9 $$", "it was killed, most likely because this machine ran out of memory"),
+        ("(exit 137); exit $?", "it was killed"),
+        ("echo \"nvcc error   : 'cicc' died due to signal 9 (Kill signal)\" >&2; exit 9", "it was killed"),
+        ("echo 'g++: fatal error: Killed signal terminated program cc1plus' >&2; exit 1", "it was killed"),
+    ],
+)
+def test_a_failure_that_is_not_the_sources(body: str, words: str, tmp_path: Path, cache: CompileCache) -> None:
+    variant = small_variant(OK_SOURCE)
+    result = compiled(variant, cache, toolchain=fake_nvcc(tmp_path, body))
+    assert result.status is Status.UNAVAILABLE
+    assert words in result.detail and "`agent doctor`" in result.detail and "\n" not in result.detail
+    # Nothing is kept: the next try with the same compiler says something else.
+    again = compiled(variant, cache, toolchain=fake_nvcc(tmp_path, "echo 'kernel.cu(1): error: no' >&2; exit 1"))
+    assert again.reason is Reason.COMPILE_ERROR and "error: no" in again.detail
+
+
+def test_a_source_without_a_kernel(cache: CompileCache) -> None:
+    """Also where there is no compiler."""
+    for toolchain in (Toolchain(), fake_nvcc(cache.root, "exit 3")):
+        result = compiled(small_variant("int f() { return 1; }"), cache, toolchain=toolchain)
+        assert (result.status, result.reason) == (Status.FAILED, Reason.MISSING_ENTRY)
+        assert "no __global__ function" in result.detail
 
 
 def test_an_odd_nvcc_is_machinery(tmp_path: Path, cache: CompileCache) -> None:
@@ -356,7 +382,9 @@ def test_the_second_time_is_from_the_cache(tmp_path: Path, cache: CompileCache) 
         assert one.model_copy(update={"elapsed_s": 0.0}) == two.model_copy(update={"elapsed_s": 0.0})
     assert cache.cubin(again[0]) == cache.cubin(first[0])
     # Another compiler is another build.
-    other = fake_nvcc(tmp_path / "other", f"echo x >> {calls}\nexit 1", version="V13.1.0")
+    other = fake_nvcc(
+        tmp_path / "other", f"echo x >> {calls}\necho 'kernel.cu(1): error: no' >&2\nexit 1", version="V13.1.0"
+    )
     assert compiled(good, cache, toolchain=other).reason is Reason.COMPILE_ERROR
     assert calls_of(calls) == 3
 
@@ -452,7 +480,7 @@ def test_closing_the_iterator_stops_what_runs(tmp_path: Path, cache: CompileCach
     variants = [small_variant("// quick\n" + OK_SOURCE), *(small_variant(f"// {i}\n" + OK_SOURCE) for i in range(6))]
     started = time.monotonic()
     results = compile_many(variants, 2, toolchain=toolchain, cache=cache)
-    assert next(results)[1].reason is Reason.COMPILE_ERROR
+    assert next(results)[1].status is Status.UNAVAILABLE
     results.close()
     assert time.monotonic() - started < 10
     assert threading.active_count() < 10

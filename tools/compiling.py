@@ -220,10 +220,11 @@ def _build(
 
 
 _MAX_WARNINGS = 20
-_ERROR_LINE = re.compile(r"\berror\b\s*:|\bfatal\b|catastrophic error", re.IGNORECASE)
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|bad_alloc|cannot allocate memory|virtual memory exhausted|died due to signal 9\b", re.IGNORECASE
-)
+_ERROR_LINE = re.compile(r"\berror\b\s*(#[\w-]+\s*)?:|\bfatal\b|catastrophic error|\d+ errors? detected", re.IGNORECASE)
+_KILLED = re.compile(r"died due to signal 9\b|^Killed$|: Killed signal terminated program", re.MULTILINE)
+#: Begins the detail of a failure in which no compiler said what is wrong with the source.
+_SILENT = "nvcc failed without an error in the source"
+_OUT_OF_MEMORY = re.compile(r"out of memory|bad_alloc|cannot allocate memory|virtual memory exhausted", re.IGNORECASE)
 
 
 def tidy_log(text: str, folder: Path) -> str:
@@ -245,15 +246,19 @@ def classify_failure(done: Completed, log: str, limits: Limits) -> tuple[Reason,
     """Reason and sentence for an nvcc that left no cubin. Pure."""
     lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
     first = next((line for line in lines if _ERROR_LINE.search(line)), None)
-    said = (first or (lines[-1] if lines else f"nvcc ended with code {done.returncode} and said nothing"))[:300]
+    said = (first or (lines[-1] if lines else "nothing was said"))[:300]
     if done.timed_out:
         return Reason.COMPILE_TIMEOUT, f"nvcc did not finish within {limits.deadline_s:g} s"
-    if _OUT_OF_MEMORY.search(log) or done.returncode == -9:
+    if _OUT_OF_MEMORY.search(log):
         return Reason.COMPILE_MEMORY, f"nvcc needed more than {limits.memory_bytes / 2**30:.3g} GiB of memory"
     if "uses too much shared data" in log:
         return Reason.TOO_MUCH_SHARED_MEMORY, said
     if "Unresolved extern" in log or "nvlink error" in log:
         return Reason.UNRESOLVED_SYMBOL, said
+    if _KILLED.search(log) or done.returncode in (-9, 137):
+        return Reason.COMPILE_ERROR, f"{_SILENT}: it was killed, most likely because this machine ran out of memory"
+    if first is None:
+        return Reason.COMPILE_ERROR, f"{_SILENT}: it ended with code {done.returncode}, {said}"
     return Reason.COMPILE_ERROR, said
 
 
@@ -289,6 +294,8 @@ def _unusable_toolchain(build: Build) -> str | None:
     """The sentence when it is this machine's nvcc, not the candidate, that cannot compile."""
     if build.reason is None:
         return None
+    if build.detail.startswith(_SILENT):
+        return f"{build.detail}; `agent doctor` says which nvcc this is, and this compile was not counted"
     if "Unsupported gpu architecture" in build.log:
         return f"{build.compiler} does not know sm_90a; {how_to_install('nvcc')}"
     if re.search(r"(gcc|g\+\+|cc1plus|host compiler).*(not found|No such file|Failed to preprocess)", build.log) or (

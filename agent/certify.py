@@ -269,13 +269,13 @@ def _commit(root: Path) -> str:
     """HEAD of a checkout, read without git; empty for an installed package."""
     git = root / ".git"
     try:
-        head = (git / "HEAD").read_text().strip()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):
             return head
         ref = head.removeprefix("ref: ")
         if (git / ref).is_file():
-            return (git / ref).read_text().strip()
-        packed = (git / "packed-refs").read_text().splitlines()
+            return (git / ref).read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
         return next((line.split()[0] for line in packed if line.endswith(f" {ref}")), "")
     except OSError:
         return ""

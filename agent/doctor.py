@@ -146,7 +146,7 @@ def _counters(gpus: Gpus) -> list[Check]:
         return []
     name = "profiling permission"
     try:
-        restricted = "RmProfilingAdminOnly: 1" in NVIDIA_PARAMS.read_text()
+        restricted = "RmProfilingAdminOnly: 1" in NVIDIA_PARAMS.read_text(encoding="utf-8")
     except OSError:
         return [Check(name, True, f"not known ({NVIDIA_PARAMS} cannot be read); ncu will say")]
     if restricted and os.geteuid() != 0:

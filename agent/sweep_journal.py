@@ -64,14 +64,14 @@ class Spool:
             self.shared.mkdir(parents=True, exist_ok=True)
             self.cells.mkdir(exist_ok=True)
             if not (self.root / "id").exists():
-                (self.root / "id").write_text(secrets.token_hex(8))
+                (self.root / "id").write_text(secrets.token_hex(8), encoding="utf-8")
         except OSError as error:
             raise SweepError(_full(self.root, error)) from error
 
     @property
     def identity(self) -> str | None:
         try:
-            return (self.root / "id").read_text()
+            return (self.root / "id").read_text(encoding="utf-8")
         except OSError:
             return None
 

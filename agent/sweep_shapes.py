@@ -35,7 +35,9 @@ def load_models(path: Path | None = None) -> dict[str, dict[str, Layer]]:
 
     path = path or configs_dir() / "models.yaml"
     try:
-        return TypeAdapter(dict[str, dict[str, Layer]]).validate_python(yaml.safe_load(path.read_text()))
+        return TypeAdapter(dict[str, dict[str, Layer]]).validate_python(
+            yaml.safe_load(path.read_text(encoding="utf-8"))
+        )
     except FileNotFoundError as error:
         raise UsageError(f"the file of models {path} does not exist") from error
     except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:

@@ -32,7 +32,7 @@ class Templates(Record):
 
 def load_templates(folder: Path | None = None) -> Templates:
     folder = folder or configs_dir() / "prompts"
-    texts = {path.stem: path.read_text() for path in folder.glob("*.md")}
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
     return Templates(
         system="\n\n".join(texts[name].strip() for name in SYSTEM_PARTS),
         task=texts["task"],

@@ -85,7 +85,7 @@ class Evaluation(Record):
 def load_questions(path: Path = QUESTIONS) -> list[QuestionCase]:
     """Raises RetrievalError if the file is no list of questions."""
     try:
-        cases = [QuestionCase.model_validate(entry) for entry in yaml.safe_load(path.read_text())]
+        cases = [QuestionCase.model_validate(entry) for entry in yaml.safe_load(path.read_text(encoding="utf-8"))]
     except (OSError, yaml.YAMLError, TypeError, ValidationError) as error:
         raise RetrievalError(f"{path} is no list of questions: {str(error).splitlines()[0]}") from error
     if not cases:

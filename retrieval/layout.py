@@ -66,7 +66,7 @@ def default_folder() -> Path:
 def current(folder: Path) -> Path | None:
     """The generation in use; None if nothing was built. Raises RetrievalError if the pointer is broken."""
     try:
-        name = (folder / CURRENT).read_text().strip()
+        name = (folder / CURRENT).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
@@ -89,7 +89,7 @@ def embedder_in_use(folder: Path) -> str | None:
 def read_manifest(generation: Path) -> Manifest:
     path = generation / MANIFEST
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         version = json.loads(text).get("schema_version")
         if version != SCHEMA_VERSION:
             raise RetrievalError(
@@ -147,7 +147,7 @@ def clean(folder: Path) -> None:
 def read_added(folder: Path) -> list[Path]:
     path = folder / ADDED
     try:
-        return [Path(entry) for entry in json.loads(path.read_text())]
+        return [Path(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
@@ -161,7 +161,7 @@ def write_added(folder: Path, added: list[Path]) -> None:
 def write_atomic(path: Path, text: str) -> None:
     """tmp + fsync + rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
+    with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

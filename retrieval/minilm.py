@@ -118,7 +118,7 @@ class MiniLm:
     def _weights(self) -> dict[str, Any]:
         from safetensors.numpy import load_file
 
-        config = json.loads((self._folder / "config.json").read_text())
+        config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
         if (config.get("num_hidden_layers"), config.get("num_attention_heads")) != (_LAYERS, _HEADS):
             raise RetrievalError(f"{self._folder} holds another model than MiniLM-L6: {INSTALL}")
         return dict(load_file(str(self._folder / "model.safetensors")))
@@ -134,7 +134,7 @@ def _packaged() -> Path:
 def _has_bfloat16() -> bool:
     """Whether the CPU has instructions for it; without them it is slower than float32."""
     try:
-        flags = Path("/proc/cpuinfo").read_text()
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
         return False
     return "avx512_bf16" in flags or "amx_bf16" in flags

@@ -143,8 +143,8 @@ def _commit(root: Path) -> str | None:
             continue
         try:
             if git.is_file():  # a worktree or submodule: "gitdir: …"
-                git = (folder / git.read_text().split(":", 1)[1].strip()).resolve()
-            head = (git / "HEAD").read_text().strip()
+                git = (folder / git.read_text(encoding="utf-8").split(":", 1)[1].strip()).resolve()
+            head = (git / "HEAD").read_text(encoding="utf-8").strip()
             if not head.startswith("ref:"):
                 return head
             return _resolved(git, head[4:].strip())
@@ -155,13 +155,13 @@ def _commit(root: Path) -> str | None:
 
 def _resolved(git: Path, ref: str) -> str | None:
     common = git / "commondir"
-    roots = [git, (git / common.read_text().strip()).resolve()] if common.is_file() else [git]
+    roots = [git, (git / common.read_text(encoding="utf-8").strip()).resolve()] if common.is_file() else [git]
     for root in roots:
         if (root / ref).is_file():
-            return (root / ref).read_text().strip()
+            return (root / ref).read_text(encoding="utf-8").strip()
         packed = root / "packed-refs"
         if packed.is_file():
-            for line in packed.read_text().splitlines():
+            for line in packed.read_text(encoding="utf-8").splitlines():
                 if line.endswith(f" {ref}"):
                     return line.split(" ", 1)[0]
     return None

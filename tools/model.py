@@ -54,7 +54,7 @@ def load_fitted(path: Path | None = None) -> Fitted:
     """The committed constants. Raises ModelError with one sentence."""
     path = path or configs_dir() / "model.yaml"
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
         names = [f"{group}.{name}" for group, members in data["constants"].items() for name in members]
         values = [float(v) for members in data["constants"].values() for v in members.values()]
         columns = [values, *([float(v) for v in fold] for fold in data["folds"])]

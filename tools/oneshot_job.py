@@ -25,7 +25,7 @@ def write_job(path: Path, ordinal: int, jobs: Sequence[Launchable]) -> None:
         {"cubin": str(cubin), "variant": variant.model_dump(mode="json"), "task": task.model_dump(mode="json")}
         for variant, task, cubin in jobs
     ]
-    path.write_text(json.dumps({"ordinal": ordinal, "jobs": items}))
+    path.write_text(json.dumps({"ordinal": ordinal, "jobs": items}), encoding="utf-8")
 
 
 def done_line(launches: int) -> str:

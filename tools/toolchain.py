@@ -133,7 +133,7 @@ def _cutlass(setting: str | None) -> Headers | None:
     if root is None:
         return None
     try:
-        text = (root / "cutlass" / "version.h").read_text()
+        text = (root / "cutlass" / "version.h").read_text(encoding="utf-8")
         numbers = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
         version = ".".join(m.group(1) if m else "0" for m in numbers)
     except OSError:

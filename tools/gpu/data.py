@@ -21,7 +21,7 @@ class Kernels:
     """gate.cu's entry points on one stream. Counters live on the device until ``read``."""
 
     def __init__(self, stream: Any) -> None:
-        source = (Path(__file__).parent / "gate.cu").read_text()
+        source = (Path(__file__).parent / "gate.cu").read_text(encoding="utf-8")
         self._module = cp.RawModule(code=source, options=("-std=c++17",))
         self.stream = stream
         self._functions: dict[str, Any] = {}

@@ -51,7 +51,7 @@ def run(gpu: Gpu, cubin: bytes, variant: Variant, task: Task) -> None:
 
 
 def main() -> int:
-    job = json.loads(Path(sys.argv[1]).read_text())
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         gpu = Gpu(job.get("ordinal", 0))
         for item in job["jobs"]:

@@ -303,7 +303,7 @@ def _driver_version() -> str:
         return str(pynvml.nvmlSystemGetDriverVersion())
     except Exception:  # NVML is an accessory; the version is then read where the kernel module publishes it
         with contextlib.suppress(OSError):
-            return Path("/proc/driver/nvidia/version").read_text().split("Module")[1].split()[0]
+            return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split("Module")[1].split()[0]
         return "unknown"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -10,10 +9,10 @@ from typing import Literal
 from pydantic import ValidationError
 
 from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, UsageError
-from agent.files import read_text
-from policy.tool_schemas import first_error
+from agent.files import read_json, read_text
 from tools.device import Device
 from tools.gate import MemoryResults, Toolbox
+from tools.launching import unlaunchable
 from tools.records import (
     BLayout,
     CompileResult,
@@ -29,6 +28,11 @@ from tools.records import (
     Variant,
     VerifyResult,
 )
+from tools.sourcecheck import MAX_SOURCE_BYTES
+from tools.validation import first_error
+
+#: No launch spec comes near; more is another file, taken for one.
+MAX_LAUNCH_BYTES = 256 << 10
 
 Verdict = Literal["passed", "rejected", "incomplete"]
 
@@ -68,13 +72,12 @@ class CheckReport(Record):
 
 def load_variant(source: Path, launch: Path, b_layout: BLayout) -> Variant:
     """Raises UsageError for files that cannot be read or a launch spec that is none."""
-    text = read_text(source, "the kernel")
+    text = read_text(source, "the kernel", MAX_SOURCE_BYTES)
+    data = read_json(launch, "the launch spec", MAX_LAUNCH_BYTES)
     try:
-        spec = LaunchSpec.model_validate(json.loads(read_text(launch, "the launch spec")))
+        spec = LaunchSpec.model_validate(data)
     except ValidationError as error:
         raise UsageError(f"{launch} is not a launch spec: {first_error(error)}") from error
-    except ValueError as error:
-        raise UsageError(f"{launch} is not JSON: {error}") from error
     return Variant(source=text, launch=spec, b_layout=b_layout)
 
 
@@ -92,7 +95,7 @@ def check(
     ``full``: every tier of verify, sanitize, final timings and a profile; else compile, verify quick, a screen timing.
     """
     toolbox = Toolbox(device, MemoryResults())
-    stages = []
+    stages: list[Stage] = []
     for name, outcome in _stages(toolbox, variant, task, full, modes):
         stage = Stage(
             name=name,
@@ -117,6 +120,9 @@ def check(
 def _stages(
     toolbox: Toolbox, variant: Variant, task: Task, full: bool, modes: tuple[Mode, ...]
 ) -> Iterator[tuple[str, Outcome]]:
+    if (hindrance := unlaunchable(variant, task, toolbox.info.sm_count)) is not None:
+        # Found here so that it is found without a GPU, and before a compiler is started.
+        yield "launch", Outcome(status=Status.FAILED, reason=hindrance.reason, detail=str(hindrance))
     yield "compile", toolbox.compile(variant)
     yield "verify", toolbox.verify(variant, task, "full" if full else "quick")
     if full:

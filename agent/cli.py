@@ -228,14 +228,14 @@ def record(
 ) -> None:
     """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
     with guarded():
-        from agent.devices import check_gpu_packages, resolve
+        from agent.devices import check_gpu, resolve
         from tools.recording import OUT_OF_TIME
         from tools.recording import main as record_families
 
         gpu = resolve(device)
         if not gpu.startswith("cuda:"):
             raise UsageError(f"records are made on a GPU: --device cuda:0, not '{device}'")
-        check_gpu_packages(gpu)
+        check_gpu(gpu)
         given = {
             "--device": gpu,
             "--out": out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,9 @@ from tools.visible_gpus import visible_gpus
 
 #: What the GPU worker imports; an extra installs them (pyproject.toml).
 _GPU_MODULES = ("cuda.bindings", "cupy", "pynvml", "numpy")
-_CUDA = re.compile(r"^cuda:(\d{1,2})$")
+_CUDA = re.compile(r"^cuda:(\d{1,2})$", re.ASCII)
+#: Of these one is there where an NVIDIA driver is loaded (the last: under Windows), also without NVML's package.
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 
 
 class FoundDevice(Record):
@@ -30,30 +33,29 @@ class FoundDevice(Record):
 
 
 def open_device(spec: str, compile_really: bool = False) -> Device:
-    """``compile_really``: a replay device asks this machine's nvcc, where there is one, and not its record. Raises
-    UsageError for an unknown name, DeviceBroken for a device that cannot answer."""
+    """``compile_really``: a replay device asks this machine's nvcc and not its record. Raises UsageError for an unknown
+    name or a GPU that is not there, DeviceBroken for a device that cannot answer."""
     resolved = resolve(spec)
     if match := _CUDA.match(resolved):
-        check_gpu_packages(resolved)
+        check_gpu(resolved)
         from tools.cuda_device import CudaDevice
 
         return CudaDevice(int(match[1]))
     from tools.replay import ReplayDevice
 
     name = resolved.removeprefix("replay:")
-    path = None if name == "h200" else Path(name).expanduser()
+    path = None if name == "h200" else Path(name)
     return ReplayDevice(path, real_compile=_compiler() if compile_really else None)
 
 
-def _compiler() -> Callable[[Variant], CompileResult] | None:
+def _compiler() -> Callable[[Variant], CompileResult]:
+    """Without an nvcc too: what is wrong with a source's text is said all the same."""
     from tools.build_cache import CompileCache
     from tools.compiling import compile_variant
     from tools.paths import home_dir
     from tools.toolchain import find_toolchain
 
     toolchain = find_toolchain()
-    if toolchain.compiler is None:
-        return None
     cache = CompileCache(home_dir() / "cubins")
     return lambda variant: compile_variant(variant, toolchain=toolchain, cache=cache)
 
@@ -68,12 +70,29 @@ def resolve(spec: str) -> str:
     kind, _, name = spec.partition(":")
     if kind == "replay" and name:
         # Kept as an absolute path: a session may be resumed from another folder.
-        return spec if name == "h200" else f"replay:{Path(name).expanduser().absolute()}"
+        return spec if name == "h200" else f"replay:{_absolute(name)}"
     raise UsageError(f"there is no device '{spec}': give auto, cuda:0, replay:h200 or replay:PATH")
 
 
-def check_gpu_packages(spec: str) -> None:
-    """Raises UsageError, with the command that installs them, where the GPU worker's packages are missing."""
+def _absolute(name: str) -> Path:
+    try:
+        return Path(name).expanduser().absolute()
+    except (OSError, RuntimeError, ValueError) as error:  # ~nobody; the current folder is gone
+        raise UsageError(f"replay:{name} leads nowhere: give the full path of a record file, or replay:h200") from error
+
+
+def check_gpu(spec: str) -> None:
+    """Raises UsageError where the GPU is not there, or, with the command that installs them, the packages of its
+    worker."""
+    gpus = visible_gpus()
+    if not gpus and not any(Path(name).exists() for name in _DRIVER_FILES):
+        raise UsageError(
+            f"{spec} needs an NVIDIA GPU and its driver, and this machine has none: use --device replay:h200, which "
+            "answers from recorded measurements, or a machine with an H100 or H200"
+        )
+    ordinal = int(spec.removeprefix("cuda:"))
+    if gpus and ordinal >= len(gpus) and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        raise UsageError(f"there is no {spec}: this machine has {', '.join(f'cuda:{gpu.ordinal}' for gpu in gpus)}")
     if missing := missing_gpu_modules():
         raise UsageError(
             f"{spec} needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12, by your driver)"

@@ -23,6 +23,7 @@ from tools.families import load_families
 from tools.families import plans as plans_of
 from tools.hgemm import hgemm
 from tools.records import MODES, Reason, Status, Task, Variant
+from tools.visible_gpus import VisibleGpu
 
 KERNEL = 'extern "C" __global__ void gemm(const void* A, const void* B, void* C) {}\n'
 LAUNCH = {"launches": [{"entry": "gemm", "grid": [1, 1, 1], "block": [32, 1, 1], "args": ["A", "B", "C"]}]}
@@ -255,6 +256,7 @@ def test_record_is_the_recording_of_tools(tmp_path: Path, monkeypatch: pytest.Mo
     codes = iter((0, 1, recording.OUT_OF_TIME, 130))
     monkeypatch.setattr(recording, "main", lambda arguments: given.append(arguments) or next(codes))
     monkeypatch.setattr(devices, "missing_gpu_modules", list)
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [VisibleGpu(n, "H200", (9, 0)) for n in range(2)])
     arguments = ["record", "--out", "x.sqlite", "--deadline", "5", "--device", "cuda:1", "--top", "2"]
     assert [invoke(*arguments).exit_code for _ in range(4)] == [0, 1, 1, 130]
     wanted = ["--device=cuda:1", "--out=x.sqlite", "--deadline=5.0", "--top=2", "--commit="]

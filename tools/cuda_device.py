@@ -87,6 +87,7 @@ class CudaDevice:
         self._lock = threading.Lock()  # one exchange at a time; compiling goes on beside it
         self._info: DeviceInfo | None = None
         self._scratch = tempfile.TemporaryDirectory(prefix="hgemm-agent-")
+        self._written: set[Path] = set()  # of cubins there: a look at the disk can cost a millisecond
 
     # --- Device ----------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class CudaDevice:
     def _cubin_path(self, compiled: CompileResult) -> Path:
         """A file with the cubin for a child to load; written once per content."""
         path = Path(self._scratch.name) / f"{compiled.cubin_sha256}.cubin"
-        if not path.exists():
+        if path not in self._written:
             cubin = self.cache.cubin(compiled)
             if cubin is None:
                 raise DeviceBroken(
@@ -213,6 +214,7 @@ class CudaDevice:
             partial = path.with_suffix(".partial")
             partial.write_bytes(cubin)
             partial.replace(path)
+            self._written.add(path)
         return path
 
     def _measure(

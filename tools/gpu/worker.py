@@ -26,7 +26,7 @@ from tools.gpu.blas import BlasError
 from tools.gpu.candidate import Candidate
 from tools.gpu.data import Kernels
 from tools.gpu.driver import CudaError, Gpu, Module, check
-from tools.gpu.lock import gpu_lock
+from tools.gpu.lock import GpuLock
 from tools.gpu.nvml import ClockLog
 from tools.gpu.operands import Operands
 from tools.gpu.references import LAYOUTS, Library, References, versions
@@ -380,11 +380,12 @@ def main() -> None:
         write_frame(args.out_fd, json.dumps({"broken": str(error), "restart": False}).encode())
         return
     exit_on_hangup(args.out_fd)
+    lock = GpuLock(worker.uuid)
     write_frame(args.out_fd, json.dumps({"ready": True}).encode())
     while (frame := read_frame(args.in_fd)) is not None:
         request = json.loads(frame)
         exclusive = _EXCLUSIVE.get(request["op"])
-        with contextlib.nullcontext() if exclusive is None else gpu_lock(worker.uuid, exclusive):
+        with contextlib.nullcontext() if exclusive is None else lock.held(exclusive):
             # The client's deadline runs from here: waiting for somebody else's timing is nobody's fault.
             write_frame(args.out_fd, json.dumps({"started": True}).encode())
             reply = answer(worker, request)

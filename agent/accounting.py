@@ -66,6 +66,15 @@ def _evaluates(answer: Answer) -> bool:
     return answer["tool"].startswith("evaluate")
 
 
+def search_refused(rollout: Rollout, limit: int) -> str:
+    """Counts one search of the documentation; a sentence if there was none left."""
+    used = rollout.get("searches", 0)
+    if used >= limit:
+        return f"the {limit} searches of this attempt are used up; go on with what you know"
+    rollout["searches"] = used + 1
+    return ""
+
+
 def near_floor(answers: Sequence[Answer], floor_us: float | None, percent: float | None) -> bool:
     """Whether a candidate came within ``percent`` of the least time there can be."""
     if floor_us is None or percent is None:

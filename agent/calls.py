@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
+from agent.documents import Documents
 from memory.duplicates import remark as duplicate_remark
 from policy.rendering import family_text, result_text
 from policy.tool_schemas import (
     Arguments,
     CallError,
+    DocsArguments,
     KeyArguments,
     PlanArguments,
     ReadSourceArguments,
@@ -129,6 +131,13 @@ def run(prepared: Prepared, toolbox: Toolbox, task: Task, families: Mapping[str,
         case _:
             result = toolbox.profile(variant, task)
     return Ran(result_text(result, variant.key, variant.label, prepared.remark), result, variant.key)
+
+
+def look_up(arguments: DocsArguments, documents: Documents | None) -> Ran:
+    """Asks the documentation: no device, no lock, no evaluation."""
+    if documents is None:
+        raise CallError("there is no documentation index on this machine; go on without")
+    return Ran(documents.answer(arguments))
 
 
 def _list_families(families: Mapping[str, Family], task: Task) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from agent.config import Settings
+from agent.documents import Documents
 from agent.errors import SessionError, Stopped
 from agent.progress import Event, EventKind, Observer, silent
 from memory.store import Store
@@ -34,6 +35,7 @@ class Deps:
     toolbox: Toolbox
     store: Store
     templates: Templates
+    documents: Documents | None = None  # what search_docs asks; None where there is nothing to ask
     observer: Observer = silent
     stop_requested: Callable[[], bool] = lambda: False
     device_lock: Lock = field(default_factory=Lock)

@@ -17,11 +17,12 @@ from agent.accounting import (
     failures_in_a_row,
     near_floor,
     plus,
+    search_refused,
     tokens,
     trial_row,
     with_call_ids,
 )
-from agent.calls import Prepared, Ran, prepare, run
+from agent.calls import Prepared, Ran, look_up, prepare, run
 from agent.deps import Deps
 from agent.errors import SessionError
 from agent.recalling import Memory
@@ -42,7 +43,7 @@ from agent.state import (
 from policy.base import PolicyRequest
 from policy.prompts import analytical_floor_us, prompt
 from policy.reward import Reward, reward, smooth
-from policy.tool_schemas import EVALUATING, CallError, tool_schemas
+from policy.tool_schemas import EVALUATING, SEARCH_DOCS, CallError, DocsArguments, tool_schemas
 from tools.records import (
     BaselineResult,
     Status,
@@ -135,7 +136,7 @@ class SearchNodes:
                 PolicyRequest(
                     task=deps.task,
                     device=deps.toolbox.info,
-                    tools=() if deps.policy.is_search else tool_schemas(),
+                    tools=() if deps.policy.is_search else tool_schemas(docs=deps.documents is not None),
                     steps=trajectory.steps,
                     trials=tuple(self._trial(row) for row in state["trials"]),
                     reference_us={f"{t.reference} ({t.b_layout})": t.time_us for t in reference.times},
@@ -184,6 +185,8 @@ class SearchNodes:
             prepared = prepare(tool_call, deps.families, deps.find_variant, seen)
         except CallError as error:
             return Call(**{**call, "refused": str(error)}), False
+        if prepared.name == SEARCH_DOCS:
+            call["refused"] = search_refused(rollout, deps.settings.policy.docs_searches)
         if prepared.variant is None:
             return call, False
         twin = self._memory.twin(prepared, seen)
@@ -234,6 +237,9 @@ class SearchNodes:
             prepared = prepare(tool_call, deps.families, deps.find_variant, known)
             if tool_call.name == "submit":
                 return Ran(json.dumps({"submitted": call["key"]}))
+            if isinstance(prepared.arguments, DocsArguments):
+                self._announce(prepared)
+                return look_up(prepared.arguments, deps.documents)
             prepared = self._memory.recognised(prepared, call["key"])
             self._announce(prepared)
             with deps.device_lock:

@@ -32,6 +32,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from agent.config import Settings
 from agent.devices import open_device
+from agent.documents import Documents, find_documents
 from agent.errors import SessionError, UsageError, refusal
 from agent.files import read_text, write_atomic
 from agent.progress import Event, Observer, silent
@@ -208,6 +209,7 @@ def run(
             toolbox=Toolbox(device, store, families),
             store=store,
             templates=load_templates(),
+            documents=_documents(home, config.settings),
             observer=_logged(observer, stack, folder),
             stop_requested=stop_requested,
         )
@@ -305,6 +307,13 @@ def _concurrency(settings: Settings, info: DeviceInfo, is_search: bool) -> int:
     if compiles is None:
         compiles = min(MAX_COMPILES, os.cpu_count() or 1) if info.kind == "cuda" else 1
     return compiles if is_search else max(compiles, settings.group_size)
+
+
+def _documents(home: Path, settings: Settings) -> Documents | None:
+    """A search reads none, and imports nothing for it."""
+    if settings.is_search or not settings.policy.docs_searches:
+        return None
+    return find_documents(home / "index", settings.policy.docs_tokens)
 
 
 def _register(store: Store, config: SessionConfig) -> None:

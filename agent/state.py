@@ -24,6 +24,7 @@ class Rollout(TypedDict):
     spent: int
     nudged: bool
     failures: NotRequired[int]  # turns in a row whose candidates were all rejected
+    searches: NotRequired[int]  # of the documentation
     ended_by: EndedBy | None
     submitted: str | None
 

@@ -50,6 +50,10 @@ class PolicySettings(BaseModel):
     max_failed_repairs: int | None = Field(
         default=3, ge=1, le=10_000, description="So many repairs in a row that fail end the rollout; null: no limit."
     )
+    docs_searches: int = Field(
+        default=12, ge=0, le=1000, description="Searches of the documentation in one rollout; 0: no such tool."
+    )
+    docs_tokens: int = Field(default=4000, ge=200, le=50_000, description="Of what one search answers, estimated.")
     default_models: dict[str, str] = Field(default={}, description="Model of each provider when none is named.")
     prices: dict[str, Price] = Field(default={}, description="By model name, or by the name's beginning.")
 

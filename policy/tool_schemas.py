@@ -66,9 +66,17 @@ class ReadSourceArguments(Arguments):
     family: str | None = Field(default=None, description="Or the name of a family.")
 
 
+class DocsArguments(Arguments):
+    query: str = Field(min_length=1, max_length=500, description="A question, or a name as it is written in code.")
+    arch: Literal["sm80", "sm90", "sm100"] | None = Field(default=None, description="Only what is written for it.")
+    limit: int = Field(default=4, ge=1, le=8, description="Passages.")
+
+
 class NoArguments(Arguments):
     pass
 
+
+SEARCH_DOCS = "search_docs"
 
 _TOOLS: dict[str, tuple[type[Arguments], str]] = {
     "list_families": (NoArguments, "The kernel families, their knobs, values and constraints."),
@@ -87,6 +95,11 @@ _TOOLS: dict[str, tuple[type[Arguments], str]] = {
     "sanitize": (KeyArguments, "compute-sanitizer: memcheck, racecheck, initcheck, synccheck."),
     "time": (TimeArguments, "Time a verified variant against cuBLASLt in one mode."),
     "profile": (KeyArguments, "Nsight Compute metrics of a verified variant and what limits it."),
+    SEARCH_DOCS: (
+        DocsArguments,
+        "Look something up in CuTe, CUTLASS and PTX documentation and headers: passages with file and lines, as "
+        "quotations. Costs no evaluation, but an attempt has only so many searches.",
+    ),
     "submit": (KeyArguments, "End this attempt with the variant of this key as your answer."),
 }
 
@@ -94,9 +107,12 @@ _TOOLS: dict[str, tuple[type[Arguments], str]] = {
 EVALUATING = frozenset({"compile_plan", "compile_source", "evaluate_plan", "evaluate_source"})
 
 
-def tool_schemas() -> tuple[ToolSchema, ...]:
+def tool_schemas(docs: bool = False) -> tuple[ToolSchema, ...]:
+    """``docs``: whether there is documentation to search."""
     return tuple(
-        ToolSchema(name=name, description=text, parameters=_schema(model)) for name, (model, text) in _TOOLS.items()
+        ToolSchema(name=name, description=text, parameters=_schema(model))
+        for name, (model, text) in _TOOLS.items()
+        if docs or name != SEARCH_DOCS
     )
 
 

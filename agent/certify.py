@@ -203,6 +203,7 @@ class _Found:
                 "variant": None if variant.plan else variant,
                 "source_sha256": sha256_text(variant.source),
                 "launch_sha256": sha256_text(variant.launch.to_json()),
+                "content_id": variant.content_id,
                 "status": status,
                 "why": why,
                 "compile": self.compile,
@@ -230,16 +231,17 @@ def _begun(
     if not out.exists():
         return fresh
     before = read(out)
-    wanted = {(c.task.task_id, c.variant.key) for c in candidates}
+    wanted = {(c.task.task_id, c.variant.key): c.variant for c in candidates}
+    entries = [(e, wanted.get((e.task.task_id, e.variant_key))) for e in before.entries]
     same = (
         before.settings == settings
         and device_scope(before.device) == device_scope(info)
         and before.software == fresh.software
-        and all((e.task.task_id, e.variant_key) in wanted for e in before.entries)
+        and all(variant is not None and entry.is_of(variant) for entry, variant in entries)
     )
     if not same:
         raise UsageError(
-            f"{out} holds a certificate of another run (other kernels, settings, device or software): "
+            f"{out} holds a certificate of another run (other kernels or sources, settings, device or software): "
             "give another --out"
         )
     # What could not be measured then is tried again.

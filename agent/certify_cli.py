@@ -90,23 +90,30 @@ def _measure(
     candidates: list[Candidate], inputs: str, families: dict[str, Family], device: str, warm: float, timed: float,
     mode: Sequence[str] | None, out: Path | None, quiet: bool,
 ) -> Certificate:  # fmt: skip
+    from pydantic import ValidationError
+
     from agent.certify import certify as run
-    from agent.certify_record import CertifySettings
+    from agent.certify_record import CertifySettings, check_writable
     from agent.devices import open_device
     from tools.paths import home_dir
     from tools.records import MODES
+    from tools.validation import first_error
 
     unknown = next((m for m in mode or () if m not in MODES), None)
     if unknown is not None:
         raise UsageError(f"there is no mode '{unknown}'; there are {', '.join(MODES)}")
     modes = tuple(m for m in MODES if m in (mode or DEFAULT_MODES))
-    settings = CertifySettings(warm_s=warm, timed_s=timed, modes=modes)
+    try:
+        settings = CertifySettings(warm_s=warm, timed_s=timed, modes=modes)
+    except ValidationError as error:
+        raise UsageError(first_error(error)) from error
     path = out or home_dir() / "certificates" / f"{datetime.now().strftime('%Y%m%d-%H%M%S')}.json"
 
     def show(event: Event) -> None:
         if not quiet:
             print(f"{event.done}/{event.wanted} {event.text}", file=sys.stderr, flush=True)
 
+    check_writable(path)
     opened = open_device(device)
     try:
         if not quiet:

@@ -12,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from agent.certify import Candidate
 from agent.certify_record import Certificate
 from agent.errors import UsageError
-from agent.files import read_text
+from agent.files import read_json
 from agent.sweep_rows import stored_rows
-from memory.store import Store
-from policy.tool_schemas import first_error
+from memory.store import Store, StoreError
 from tools.admission import hindrance
 from tools.families import ManifestError, render, validate_plan
 from tools.hgemm import ShapeError, hgemm, parse_shape
 from tools.record_file import RecordReader
 from tools.records import HEADLINE_REFERENCE, BLayout, Depth, Family, Plan, Status, Task, Variant
+from tools.validation import first_error
 
 
 class PlanLine(BaseModel):
@@ -36,10 +36,7 @@ class PlanLine(BaseModel):
 
 def of_plans(path: Path, families: Mapping[str, Family]) -> list[Candidate]:
     """A JSON list of ``{"shape": "M,N,K", "family": …, "b_layout": "nk", "knobs": {…}}``. Raises UsageError."""
-    try:
-        data = json.loads(read_text(path, "the file of plans"))
-    except ValueError as error:
-        raise UsageError(f"{path} is not JSON: {error}") from error
+    data = read_json(path, "the file of plans")
     if not isinstance(data, list) or not data:
         raise UsageError(f"{path} must be a list of plans: shape, family, b_layout and knobs of each")
     found = []
@@ -98,9 +95,12 @@ def of_recording(path: Path, families: Mapping[str, Family]) -> list[Candidate]:
             row = timing.row(HEADLINE_REFERENCE) if timing else None
             if row is not None and row.ratio > best.get(task_id, (0.0,))[0]:
                 best[task_id] = (row.ratio, key)
-    if not best:
-        raise UsageError(f"{path} has no shape with a kernel that passed the whole gate")
-    return [Candidate(tasks[task_id], rendered(plans[key], families)) for task_id, (_, key) in best.items()]
+        if not best:
+            raise UsageError(f"{path} has no shape with a kernel that passed the whole gate")
+        found = [Candidate(tasks[task_id], rendered(plans[key], families)) for task_id, (_, key) in best.items()]
+        if other := next((c.variant for c in found if not records.is_of(c.variant)), None):
+            raise _changed(other, path)
+    return found
 
 
 def _passed(records: RecordReader, task_id: str, key: str) -> bool:
@@ -120,6 +120,8 @@ def of_certificate(certificate: Certificate, families: Mapping[str, Family]) -> 
             variant = entry.variant or (rendered(entry.plan, families) if entry.plan else None)
             if variant is None or variant.key != entry.variant_key:
                 raise UsageError(f"the kernel of {entry.task.label} cannot be made again from the certificate")
+            if not entry.is_of(variant):
+                raise _changed(variant, "the certificate")
             found.append(Candidate(entry.task, variant))
     if not found:
         raise UsageError("the certificate to compare with has no certified kernel")
@@ -157,16 +159,31 @@ def _stored_variant(store: Store, key: str, families: Mapping[str, Family]) -> V
     found = store.variant(key)
     if found is None:
         raise UsageError(f"{store.path} lacks the source of variant {key}")
-    return rendered(found.plan, families) if found.plan else found
+    variant = rendered(found.plan, families) if found.plan else found
+    if variant.content_id != found.content_id:
+        raise _changed(variant, store.path)
+    return variant
+
+
+def _changed(variant: Variant, where: Path | str) -> UsageError:
+    """A plan's key names the family's revision but not its source."""
+    family = variant.plan.family if variant.plan else "?"
+    return UsageError(
+        f"the source of family {family} changed since {where} measured {variant.label}: bump `revision` in "
+        f"kernels/{family}/family.yaml and search again, or undo the change"
+    )
 
 
 def _timed_tasks(store: Store) -> dict[str, dict[str, int]]:
     """task_id → dims of everything that was timed at final budget, offline."""
     found: dict[str, dict[str, int]] = {}
     for payload in store.payloads("time", setting="offline/final"):
-        timing = json.loads(payload)
-        if timing.get("rows"):
-            found.setdefault(timing["task_id"], timing["rows"][0]["dims"])
+        try:
+            timing = json.loads(payload)
+            if timing.get("rows"):
+                found.setdefault(timing["task_id"], timing["rows"][0]["dims"])
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise StoreError(f"the store {store.path} is damaged: a timing does not read; restore a copy") from error
     return found
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from agent.errors import UsageError
+from agent.errors import UsageError, refusal
 from agent.files import read_text, write_atomic
 from tools.records import (
     HEADLINE_REFERENCE,
@@ -33,6 +35,7 @@ from tools.records import (
     Variant,
     VerifyResult,
 )
+from tools.validation import first_error
 
 FORMAT_VERSION = 1
 EntryStatus = Literal["certified", "rejected", "incomplete"]
@@ -42,8 +45,8 @@ class CertifySettings(Record):
     """Seconds for one kernel, shape and mode. ``timed_s`` is what the kernel and each one reference are timed for
     between them; all references run in turn with the kernel, so a run lasts longer (``run_s``)."""
 
-    warm_s: float = Field(ge=0)
-    timed_s: float = Field(gt=0)
+    warm_s: float = Field(ge=0, le=86_400, allow_inf_nan=False)
+    timed_s: float = Field(gt=0, le=86_400, allow_inf_nan=False)
     modes: tuple[Mode, ...] = Field(min_length=1)
 
     def run_s(self, mode: Mode) -> float:
@@ -84,12 +87,21 @@ class Certified(Record):
     variant: Variant | None = None
     source_sha256: str
     launch_sha256: str
+    content_id: str | None = None  # without comments; older certificates lack it
     status: EntryStatus
     why: str = ""
     compile: CompileResult | None = None
     verify: VerifyResult | None = None
     sanitize: SanitizeResult | None = None
     timings: tuple[CertifiedTiming, ...] = ()
+
+    def is_of(self, variant: Variant) -> bool:
+        """Whether this kernel was measured, and not another source under the same plan. Without a ``content_id`` every
+        character counts."""
+        if self.content_id is not None:
+            return self.content_id == variant.content_id
+        known = (self.source_sha256, self.launch_sha256)
+        return known == (sha256_text(variant.source), sha256_text(variant.launch.to_json()))
 
     def timing(self, mode: Mode) -> CertifiedTiming | None:
         return next((t for t in self.timings if t.result.mode == mode), None)
@@ -142,6 +154,21 @@ def best_of(timing: TimingResult) -> tuple[BestOf, ...]:
     return tuple(BestOf(reference=r.reference, ratio=r.ratio, max_ratio=max(1.0, r.ratio)) for r in timing.rows)
 
 
+def check_writable(path: Path) -> None:
+    """Raises UsageError if no certificate could be written there. Asked before the minutes of measuring."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder: give the name of a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.is_file():
+            with tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent) as probe:
+                probe.write(b"x")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {refusal(error)}") from error
+    except ValueError as error:  # a NUL byte in the name
+        raise UsageError(f"{str(path)!r} is not the name of a file") from error
+
+
 def write(path: Path, certificate: Certificate) -> Certificate:
     """Signed, whole or not at all. Raises UsageError."""
     signed = certificate.signed()
@@ -166,7 +193,7 @@ def read(path: Path) -> Certificate:
         document = json.loads(text)
         version = document["format_version"]
         found = document["sha256"]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is not a certificate of `agent certify`") from error
     if version != FORMAT_VERSION:
         raise UsageError(f"{path} has certificate format {version}, this program reads {FORMAT_VERSION}")
@@ -175,8 +202,8 @@ def read(path: Path) -> Certificate:
     try:
         return Certificate.model_validate(document)
     except ValidationError as error:
-        where = ".".join(str(part) for part in error.errors()[0]["loc"])
-        raise UsageError(f"{path} is a certificate of another version of this program (at {where})") from error
+        message = first_error(error)
+        raise UsageError(f"{path} is a certificate of another version of this program ({message})") from error
 
 
 def rejected_or_incomplete(status: Status) -> EntryStatus:

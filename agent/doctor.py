@@ -90,8 +90,8 @@ def _python() -> Check:
 
 def _home(home: Path) -> Check:
     """Whether sessions and caches can be written there, or the folder be made."""
-    existing = next(p for p in (home, *home.absolute().parents) if p.exists())
     try:
+        existing = next(p for p in (home, *home.absolute().parents) if p.exists())
         with tempfile.TemporaryFile(dir=existing) as probe:
             probe.write(b"x")
         free = shutil.disk_usage(existing).free
@@ -137,6 +137,9 @@ def _compilers(toolchain: Toolchain, environ: Mapping[str, str]) -> list[Check]:
 def _tool(name: str, found: Tool | Headers | None, purpose: str) -> Check:
     if found is None:
         return Check(name, False, f"not found; needed to {purpose}", HOW_TO_INSTALL[name])
+    if isinstance(found, Tool) and found.version == "unknown":
+        detail = f"{found.path} does not answer `--version`: it is broken, or something else; needed to {purpose}"
+        return Check(name, False, detail, HOW_TO_INSTALL[name])
     return Check(name, True, f"{found.version} at {found.path}")
 
 

@@ -179,3 +179,21 @@ def test_keys_are_named_and_never_shown(tmp_path: Path) -> None:
 def test_looking_for_gpus_never_raises() -> None:
     found = look_for_gpus()
     assert (found.driver is None) == bool(found.why)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/nvcc", "x" * 5000, "a\0b"])
+def test_settings_that_lead_nowhere_count_as_missing(name: str) -> None:
+    found = find_toolchain({"nvcc": name, "cutlass": name}, {"PATH": "", "CUDA_HOME": "/" + "x" * 5000})
+    assert found.nvcc is None and found.cutlass is None
+
+
+def test_a_home_that_cannot_be(tmp_path: Path) -> None:
+    for home in (Path("/dev/null/home"), tmp_path / ("x" * 5000)):
+        check = next(c for c in diagnose(home=home) if c.name == "home")
+        assert not check.ok and check.needed and "cannot be written" in check.detail
+
+
+def test_a_compiler_that_does_not_answer(tmp_path: Path) -> None:
+    broken = Toolchain(nvcc=Tool("nvcc", program(tmp_path / "nvcc", "no licence")))
+    check = next(c for c in diagnose(toolchain=broken) if c.name == "nvcc")
+    assert not check.ok and "does not answer `--version`" in check.detail and check.fix

@@ -88,8 +88,8 @@ def find_toolchain(settings: Mapping[str, str] | None = None, environ: Mapping[s
     environ = os.environ if environ is None else environ
 
     def tool(name: str) -> Tool | None:
-        candidates = iter([Path(settings[name]).expanduser()]) if name in settings else _candidates(name, environ)
-        found = next((p for p in candidates if p.is_file() and os.access(p, os.X_OK)), None)
+        candidates = iter([_expanded(settings[name])]) if name in settings else _candidates(name, environ)
+        found = next((p for p in candidates if _is_file(p) and os.access(p, os.X_OK)), None)
         return Tool(name, found) if found else None
 
     return Toolchain(
@@ -105,6 +105,21 @@ def find_toolchain(settings: Mapping[str, str] | None = None, environ: Mapping[s
         }
         | {"LC_ALL": "C"},
     )
+
+
+def _expanded(name: str) -> Path:
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~nobody
+        return Path(name)
+
+
+def _is_file(path: Path) -> bool:
+    """False, too, where we may not look, or for what cannot be a name."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _candidates(name: str, environ: Mapping[str, str]) -> Iterator[Path]:
@@ -125,18 +140,18 @@ def _candidates(name: str, environ: Mapping[str, str]) -> Iterator[Path]:
 def _cutlass(setting: str | None) -> Headers | None:
     """CUTLASS headers from a setting (a checkout or its include folder) or from the nvidia-cutlass wheel."""
     if setting is not None:
-        roots = [Path(setting).expanduser() / "include", Path(setting).expanduser()]
+        roots = [_expanded(setting) / "include", _expanded(setting)]
     else:
         spec = importlib.util.find_spec("cutlass_library")
         roots = [Path(p) / "source" / "include" for p in (spec.submodule_search_locations or ())] if spec else []
-    root = next((r for r in roots if (r / "cute" / "tensor.hpp").is_file()), None)
+    root = next((r for r in roots if _is_file(r / "cute" / "tensor.hpp")), None)
     if root is None:
         return None
     try:
         text = (root / "cutlass" / "version.h").read_text(encoding="utf-8")
         numbers = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
         version = ".".join(m.group(1) if m else "0" for m in numbers)
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         version = "unknown"
     return Headers(root, version)
 

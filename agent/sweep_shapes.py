@@ -9,10 +9,12 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agent.errors import UsageError
+from agent.files import read_text
 from tools.hgemm import ShapeError, grid, hgemm
 from tools.paths import configs_dir
 from tools.records import Task
 from tools.shapes import Shape, parse_shapes_csv
+from tools.validation import first_error
 
 Note = Callable[[str], None]
 
@@ -35,13 +37,11 @@ def load_models(path: Path | None = None) -> dict[str, dict[str, Layer]]:
 
     path = path or configs_dir() / "models.yaml"
     try:
-        return TypeAdapter(dict[str, dict[str, Layer]]).validate_python(
-            yaml.safe_load(path.read_text(encoding="utf-8"))
-        )
-    except FileNotFoundError as error:
-        raise UsageError(f"the file of models {path} does not exist") from error
-    except (yaml.YAMLError, ValidationError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not a file of models (model: {{layer: {{N: …, K: …}}}}): {error}") from error
+        data = yaml.safe_load(read_text(path, "the file of models", 1 << 20))
+        return TypeAdapter(dict[str, dict[str, Layer]]).validate_python(data)
+    except (yaml.YAMLError, ValidationError, RecursionError) as error:
+        why = first_error(error) if isinstance(error, ValidationError) else " ".join(str(error).split())
+        raise UsageError(f"{path} is not a file of models (model: {{layer: {{N: …, K: …}}}}): {why[:300]}") from error
 
 
 def model_shapes(models: Models, name: str, batches: Sequence[int]) -> list[Shape]:

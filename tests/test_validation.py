@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from agent.config import Settings
+from agent.errors import UsageError
+from agent.sweep_shapes import load_models
 from tools.records import Knob, LaunchSpec, Outcome
 from tools.validation import first_error
 
@@ -62,3 +65,19 @@ def test_sentences(model: type[BaseModel], value: Any, sentence: str) -> None:
     with pytest.raises(ValidationError) as caught:
         model.model_validate(value)
     assert first_error(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("m: {layer: {N: many, K: 1}}", "m.layer.N: must be an integer, not 'many'"),
+        ("m: [", "while parsing"),
+        ("[" * 5000, "is not a file of models"),
+    ],
+    ids=lambda value: value[:20],
+)
+def test_a_file_of_models(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "models.yaml").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        load_models(tmp_path / "models.yaml")
+    assert words in str(caught.value) and "\n" not in str(caught.value)

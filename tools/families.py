@@ -181,7 +181,7 @@ def content_id(family: Family) -> str:
     """What its plans are made of, apart from comments and the knobs' values: as ``Variant.content_id``, for all plans
     of a revision at once."""
     runtime = sorted(name for name, knob in family.knobs.items() if knob.runtime)
-    launch = family.launch.model_dump(mode="json")
+    launch = family.launch.model_dump(mode="json", exclude_defaults=True)  # a field of the future changes nothing
     return content_hash([without_comments(family.source), launch, list(family.flags), runtime])
 
 

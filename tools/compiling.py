@@ -295,7 +295,7 @@ def _unusable_toolchain(build: Build) -> str | None:
     if build.reason is None:
         return None
     if build.detail.startswith(_SILENT):
-        return f"{build.detail}; `agent doctor` says which nvcc this is, and this compile was not counted"
+        return f"{build.detail}; `agent doctor` says which nvcc this is"
     if "Unsupported gpu architecture" in build.log:
         return f"{build.compiler} does not know sm_90a; {how_to_install('nvcc')}"
     if re.search(r"(gcc|g\+\+|cc1plus|host compiler).*(not found|No such file|Failed to preprocess)", build.log) or (

@@ -340,6 +340,15 @@ def test_full_disk_while_compiling(tmp_path: Path, cache: CompileCache) -> None:
         compiled(small_variant(OK_SOURCE), cache, toolchain=toolchain)
 
 
+def test_a_limit_on_the_size_of_files_while_compiling(tmp_path: Path, cache: CompileCache) -> None:
+    """With the real nvcc, whose front end is gcc."""
+    real = real_toolchain().nvcc
+    assert real is not None
+    toolchain = fake_nvcc(tmp_path, f'ulimit -f 8; exec {real.path} "$@"')
+    with pytest.raises(DeviceBroken, match=r"ulimit -f\) is too low"):
+        compiled(small_variant(OK_SOURCE), cache, toolchain=toolchain)
+
+
 def test_the_environment_cannot_change_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real_toolchain()
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "-DK=7")

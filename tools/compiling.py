@@ -183,8 +183,8 @@ def _build(
     log = tidy_log(done.text, folder)
     if done.cancelled:
         raise DeviceBroken("the compile was cancelled")
-    if "No space left on device" in log:
-        raise DeviceBroken(f"cannot write temporary files in {tempfile.gettempdir()}: the disk is full")
+    if cannot := next((why for sign, why in _CANNOT_WRITE.items() if sign in log), None):
+        raise DeviceBroken(f"cannot write temporary files in {tempfile.gettempdir()}: {cannot}")
     build = Build(
         compiler=compiler, elapsed_s=done.elapsed_s, log=trim_log(log), warnings=ptxas_warnings(log)[:_MAX_WARNINGS]
     )
@@ -220,8 +220,15 @@ def _build(
 
 
 _MAX_WARNINGS = 20
+#: What the compilers say when their own files cannot be written, and what that means.
+_CANNOT_WRITE = {
+    "No space left on device": "the disk is full",
+    "Disk quota exceeded": "the disk quota is used up",
+    "File size limit exceeded": "the limit on the size of files (ulimit -f) is too low",
+    "died due to signal 25": "the limit on the size of files (ulimit -f) is too low",
+}
 _ERROR_LINE = re.compile(r"\berror\b\s*(#[\w-]+\s*)?:|\bfatal\b|catastrophic error|\d+ errors? detected", re.IGNORECASE)
-_KILLED = re.compile(r"died due to signal 9\b|^Killed$|: Killed signal terminated program", re.MULTILINE)
+_KILLED = re.compile(r"died due to signal 9\b|^Killed$| signal terminated program", re.MULTILINE)
 #: Begins the detail of a failure in which no compiler said what is wrong with the source.
 _SILENT = "nvcc failed without an error in the source"
 _OUT_OF_MEMORY = re.compile(r"out of memory|bad_alloc|cannot allocate memory|virtual memory exhausted", re.IGNORECASE)

@@ -340,11 +340,12 @@ def test_full_disk_while_compiling(tmp_path: Path, cache: CompileCache) -> None:
         compiled(small_variant(OK_SOURCE), cache, toolchain=toolchain)
 
 
-def test_a_limit_on_the_size_of_files_while_compiling(tmp_path: Path, cache: CompileCache) -> None:
+@pytest.mark.parametrize("blocks", [1, 40], ids=["nvcc itself", "gcc"])
+def test_a_limit_on_the_size_of_files_while_compiling(blocks: int, tmp_path: Path, cache: CompileCache) -> None:
     """With the real nvcc, whose front end is gcc."""
     real = real_toolchain().nvcc
     assert real is not None
-    toolchain = fake_nvcc(tmp_path, f'ulimit -f 8; exec {real.path} "$@"')
+    toolchain = fake_nvcc(tmp_path, f'ulimit -f {blocks}; exec {real.path} "$@"')
     with pytest.raises(DeviceBroken, match=r"ulimit -f\) is too low"):
         compiled(small_variant(OK_SOURCE), cache, toolchain=toolchain)
 

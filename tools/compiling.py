@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGXFSZ
 
 from tools.build_cache import Build, CompileCache, FunctionUse, source_id, storage_sentence
 from tools.cubin import (
@@ -183,7 +184,8 @@ def _build(
     log = tidy_log(done.text, folder)
     if done.cancelled:
         raise DeviceBroken("the compile was cancelled")
-    if cannot := next((why for sign, why in _CANNOT_WRITE.items() if sign in log), None):
+    too_large = f"died due to signal {SIGXFSZ}" if done.returncode in (-SIGXFSZ, 128 + SIGXFSZ) else ""
+    if cannot := next((why for sign, why in _CANNOT_WRITE.items() if sign in log + too_large), None):
         raise DeviceBroken(f"cannot write temporary files in {tempfile.gettempdir()}: {cannot}")
     build = Build(
         compiler=compiler, elapsed_s=done.elapsed_s, log=trim_log(log), warnings=ptxas_warnings(log)[:_MAX_WARNINGS]
@@ -225,7 +227,7 @@ _CANNOT_WRITE = {
     "No space left on device": "the disk is full",
     "Disk quota exceeded": "the disk quota is used up",
     "File size limit exceeded": "the limit on the size of files (ulimit -f) is too low",
-    "died due to signal 25": "the limit on the size of files (ulimit -f) is too low",
+    f"died due to signal {SIGXFSZ}": "the limit on the size of files (ulimit -f) is too low",
 }
 _ERROR_LINE = re.compile(r"\berror\b\s*(#[\w-]+\s*)?:|\bfatal\b|catastrophic error|\d+ errors? detected", re.IGNORECASE)
 _KILLED = re.compile(r"died due to signal 9\b|^Killed$| signal terminated program", re.MULTILINE)

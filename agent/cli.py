@@ -56,7 +56,10 @@ def optimize(
         int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 256: every plan of the families).")
     ] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
-    usd: Annotated[float | None, typer.Option(help="Budget: money for a hosted model, e.g. 5.")] = None,
+    usd: Annotated[
+        float | None,
+        typer.Option("--usd", "--max-usd", help="Budget: no turn of a hosted model begins after it, e.g. 5."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and device: same session (default 0).")] = None,
     settings: Annotated[
         list[str] | None,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from policy.base import PolicyRequest, ToolSchema
 from policy.hosted import HostedPolicy
 from policy.pricing import usage
 from policy.settings import PolicySettings
-from policy.tidying import BadAnswer, arguments_of, count, decoded, kept, listed, name_of, text_of
+from policy.streaming import assembling, is_event_stream
+from policy.tidying import BadAnswer, Garbled, arguments_of, count, decoded, kept, listed, name_of, text_of
 from tools.records import Step, ToolCall
 
 if TYPE_CHECKING:
@@ -31,9 +33,10 @@ class AnthropicPolicy(HostedPolicy):
 
     def _connect(self, key: str | None, url: str) -> None:
         import anthropic
+        from httpx2 import RequestError
 
-        self._error = anthropic.APIError
-        self._connection_error = anthropic.APIConnectionError
+        self._errors = (anthropic.APIError,)
+        self._connection_errors = (anthropic.APIConnectionError, RequestError)
         self._client = anthropic.Anthropic(
             api_key=key,
             base_url=url,
@@ -46,8 +49,30 @@ class AnthropicPolicy(HostedPolicy):
         self._client.close()
 
     def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
-        response = self._client.messages.with_raw_response.create(**body)
-        return decoded(response.http_response.read(), "message")
+        if not self._settings.stream:
+            response = self._client.messages.with_raw_response.create(**body)
+            return decoded(response.http_response.read(), "message")
+        stream = self._client.messages.create(**body, stream=True)
+        with closing(stream):
+            if not is_event_stream(stream.response.headers):
+                return decoded(stream.response.read(), "message")
+            with assembling(self._connection_errors):
+                return self._assembled(stream)
+
+    def _assembled(self, stream: Any) -> Mapping[str, Any]:
+        from anthropic import NOT_GIVEN, APIStatusError
+        from anthropic.lib.streaming import MessageStream
+
+        message: MessageStream[None] = MessageStream(stream, NOT_GIVEN)
+        seen = set()
+        try:
+            for event in message:
+                seen.add(event.type)
+        except APIStatusError as error:  # an error event; the status is that of the stream, 200
+            raise Garbled(f"broke off with an error: {error.api_message or error.type}") from None
+        if not {"message_start", "message_stop"} <= seen:
+            raise Garbled("stopped in the middle of its answer")
+        return message.current_message_snapshot.to_dict(mode="json", warnings=False)
 
     def _parse(self, answer: Mapping[str, Any]) -> Step:
         return parse_message(answer, self._model, self._settings)

@@ -20,6 +20,7 @@ from policy.transport import Overrun, bounded
 from tools.records import Step
 
 T = TypeVar("T")
+MAX_SENTENCE = 800
 
 
 class HostedPolicy(ABC):
@@ -54,8 +55,8 @@ class HostedPolicy(ABC):
             raise PolicyError(f"the policy '{self.kind}' needs a key: export {self.key_name}=... {self.without_key}")
         self._secrets = secrets or Secrets([key])
         self._who = Who(self.provider, self.key_name, model, url)
-        self._error: type[Exception] = Overrun
-        self._connection_error: type[Exception] = Overrun
+        self._errors: tuple[type[Exception], ...] = ()
+        self._connection_errors: tuple[type[Exception], ...] = ()
         self._guarded(lambda: self._connect(key, url))
 
     @property
@@ -87,8 +88,10 @@ class HostedPolicy(ABC):
     def step(self, request: PolicyRequest) -> Step:
         def work() -> Step:
             body = self._body(request)
-            answer = with_retries(lambda: self._ask(body), self._settings, (self._connection_error,))
-            return self._secrets.step(self._parse(answer))
+            answer = with_retries(lambda: self._ask(body), self._settings, self._connection_errors)
+            # Before, because parsing shortens some texts, and half a key would not be known as one; after, because it
+            # undoes escapes.
+            return self._secrets.step(self._parse(self._secrets.value(answer)))
 
         return self._guarded(work)
 
@@ -99,6 +102,7 @@ class HostedPolicy(ABC):
 
     def _guarded(self, work: Callable[[], T]) -> T:
         attempts = self._settings.max_attempts
+        known: tuple[type[Exception], ...] = (*self._errors, *self._connection_errors, Overrun)
         try:
             return work()
         except PolicyError as error:
@@ -107,10 +111,10 @@ class HostedPolicy(ABC):
             sentence = f"{self._who.label} {error} ({attempts} attempts)"
         except BadAnswer as error:
             sentence = f"{self._who.label} {error}"
-        except (self._error, Overrun) as error:
+        except known as error:
             sentence = describe(self._who, error, attempts, self._secrets.message)
         except Exception as error:
             said = " ".join(str(error).split())
             what = f"{type(error).__name__}: {said}" if said else type(error).__name__
-            sentence = f"{self._who.label}: the turn failed unexpectedly ({self._secrets.message(what)[:300]})"
-        raise PolicyError(self._secrets.message(" ".join(sentence.split())))
+            sentence = f"{self._who.label} failed unexpectedly ({self._secrets.message(what)[:300]})"
+        raise PolicyError(self._secrets.message(" ".join(sentence.split()))[:MAX_SENTENCE])

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, cast
 
 from policy.base import PolicyRequest, ToolSchema
 from policy.hosted import HostedPolicy
 from policy.pricing import usage
 from policy.settings import PolicySettings
+from policy.streaming import assembling, is_event_stream
 from policy.tidying import (
     BadAnswer,
+    Garbled,
     arguments_of,
     count,
     decoded,
@@ -49,9 +52,10 @@ class OpenAIPolicy(HostedPolicy):
 
     def _connect(self, key: str | None, url: str) -> None:
         import openai
+        from httpx2 import RequestError
 
-        self._error = openai.APIError
-        self._connection_error = openai.APIConnectionError
+        self._errors = (openai.APIError,)
+        self._connection_errors = (openai.APIConnectionError, RequestError)
         self._client = openai.OpenAI(
             api_key=key or "none",
             base_url=url,
@@ -64,8 +68,38 @@ class OpenAIPolicy(HostedPolicy):
         self._client.close()
 
     def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
-        response = self._client.chat.completions.with_raw_response.create(**body)
-        return decoded(response.http_response.read(), "chat completion")
+        if not self._settings.stream:
+            response = self._client.chat.completions.with_raw_response.create(**body)
+            return decoded(response.http_response.read(), "chat completion")
+        stream = self._client.chat.completions.create(**body, stream=True, stream_options={"include_usage": True})
+        with closing(stream):
+            if not is_event_stream(stream.response.headers):
+                return decoded(stream.response.read(), "chat completion")
+            with assembling(self._connection_errors):
+                return self._assembled(stream)
+
+    def _assembled(self, stream: Any) -> Mapping[str, Any]:
+        from openai import APIConnectionError, APIError
+        from openai.lib.streaming.chat import ChatCompletionStreamState
+
+        state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+        usage, finished = None, False
+        try:
+            for chunk in stream:
+                state.handle_chunk(chunk)
+                usage = chunk.usage or usage  # the helper keeps the last chunk's, which may state none
+                finished = finished or any(choice.finish_reason for choice in chunk.choices)
+        except APIConnectionError:
+            raise
+        except APIError as error:
+            raise Garbled(f"broke off with an error: {error.message}") from None
+        if not finished:
+            raise Garbled("stopped in the middle of its answer")
+        # Not the helper's final completion: that raises where the answer was cut off at the limit.
+        found = state.current_completion_snapshot.to_dict(mode="json", warnings=False)
+        for choice in cast("list[dict[str, Any]]", found["choices"]):
+            choice["message"].pop("parsed", None)
+        return {**found, "usage": usage.to_dict(mode="json", warnings=False) if usage else None}
 
     def _parse(self, answer: Mapping[str, Any]) -> Step:
         return parse_completion(answer, self._model, self._settings)

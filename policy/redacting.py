@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
+from policy.tidying import MAX_DEPTH
 from tools.records import Step
 
 REDACTED = "[redacted]"
@@ -49,21 +50,25 @@ class Secrets:
     def text(self, text: str) -> str:
         return self._anywhere.sub(REDACTED, text)
 
-    def value(self, value: Any) -> Any:
-        """A JSON value, its object's names included. It must not be nested deeply (policy/tidying.py sees to that)."""
+    def value(self, value: Any, depth: int = 0) -> Any:
+        """A JSON value, its object's names included. What is nested deeper than an answer may be stays as it is, for
+        nothing of it is kept (policy/tidying.py)."""
         if isinstance(value, str):
             return self.text(value)
+        if depth > MAX_DEPTH:
+            return value
         if isinstance(value, list):
-            return [self.value(one) for one in value]
-        if isinstance(value, dict):
-            return {self.text(str(name)): self.value(one) for name, one in value.items()}
+            return [self.value(one, depth + 1) for one in value]
+        if isinstance(value, Mapping):
+            return {self.text(str(name)): self.value(one, depth + 1) for name, one in value.items()}
         return value
 
     def step(self, step: Step) -> Step:
         """All that a model's turn consists of, its provider's own blocks included."""
         if self._anywhere is _NOTHING:
             return step
-        return Step.model_validate({**self.value(step.model_dump(mode="json")), "usage": step.usage})
+        # A turn's blocks lie a few levels deep in it, and their depth is bounded already.
+        return Step.model_validate({**self.value(step.model_dump(mode="json"), -MAX_DEPTH), "usage": step.usage})
 
 
 def _matching(form: str) -> str:

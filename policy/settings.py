@@ -43,6 +43,7 @@ class PolicySettings(BaseModel):
         pattern=r"^\w{1,40}$",
         description="anthropic: output_config.effort; openai: reasoning_effort.",
     )
+    stream: bool = Field(default=True, description="Ask for answers as streams; false for a server that has none.")
     timeout_s: float = Field(default=600.0, gt=0, le=86_400, description="One request, until its answer is complete.")
     max_attempts: int = Field(default=6, ge=1, le=100, description="Of one request, before the session stops.")
     max_wait_s: float = Field(default=60.0, ge=0, le=3600, description="Longest pause between two attempts.")

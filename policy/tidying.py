@@ -140,7 +140,7 @@ def decoded(content: bytes, kind: str) -> Mapping[str, Any]:
         raise BadAnswer(f"answered with no {kind}, but with {type(found).__name__}; check --base-url")
     if (error := found.get("error")) and "choices" not in found and "content" not in found:
         said = mapping_of(error).get("message") or error
-        raise BadAnswer(f"answered with an error and no {kind}: {str(said)[:_SHOWN]}")
+        raise BadAnswer(f"answered with an error and no {kind}: {said}")
     return found
 
 

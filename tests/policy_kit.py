@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -87,6 +87,60 @@ def serve(server: HTTPServer, provider: str, *replies: Reply | Callable[[Request
 
     server.expect_request(PATHS[provider], method="POST").respond_with_handler(handle)
     return bodies
+
+
+def events(provider: str, answer: dict[str, Any], piece: int = 7) -> list[str]:
+    """A well-formed answer as the provider streams it: texts, reasoning and arguments in pieces of a few characters."""
+
+    def pieces(text: str) -> list[str]:
+        return [text[at : at + piece] for at in range(0, len(text), piece)]
+
+    def event(data: dict[str, Any]) -> str:
+        named = f"event: {data['type']}\n" if provider == "anthropic" else ""
+        return f"{named}data: {json.dumps(data)}\n\n"
+
+    if provider == "anthropic":
+        usage = answer["usage"]
+        start = {**answer, "content": [], "stop_reason": None, "usage": {**usage, "output_tokens": 1}}
+        found = [{"type": "message_start", "message": start}, {"type": "ping"}]
+        for index, block in enumerate(answer["content"]):
+            empty = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+            begun = {**block, **empty.get(block["type"], {})}
+            found.append({"type": "content_block_start", "index": index, "content_block": begun})
+            deltas: list[dict[str, Any]] = []
+            if block["type"] == "text":
+                deltas = [{"type": "text_delta", "text": one} for one in pieces(block["text"])]
+            if block["type"] == "thinking":
+                deltas = [{"type": "thinking_delta", "thinking": one} for one in pieces(block["thinking"])]
+                deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            if block["type"] == "tool_use":
+                text = block["input"] if isinstance(block["input"], str) else json.dumps(block["input"])
+                deltas = [{"type": "input_json_delta", "partial_json": one} for one in pieces(text)]
+            found += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas]
+            found.append({"type": "content_block_stop", "index": index})
+        end = {"stop_reason": answer["stop_reason"], "stop_sequence": None}
+        found += [{"type": "message_delta", "delta": end, "usage": {"output_tokens": usage["output_tokens"]}}]
+        return [event(one) for one in [*found, {"type": "message_stop"}]]
+    choice = answer["choices"][0]
+    said = choice["message"]
+    deltas = [{"role": "assistant", "content": ""}]
+    for field in ("reasoning_content", "content"):
+        deltas += [{field: one} for one in pieces(said.get(field) or "")]
+    for index, call in enumerate(said.get("tool_calls") or []):
+        function = call["function"]
+        deltas.append({"tool_calls": [{**call, "index": index, "function": {**function, "arguments": ""}}]})
+        deltas += [
+            {"tool_calls": [{"index": index, "function": {"arguments": one}}]} for one in pieces(function["arguments"])
+        ]
+    common = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m"}
+    chunks = [{**common, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
+    chunks.append({**common, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]})
+    chunks.append({**common, "choices": [], "usage": answer["usage"]})
+    return [*(event(one) for one in chunks), "data: [DONE]\n\n"]
+
+
+def streamed(parts: Sequence[str]) -> Response:
+    return Response(list(parts), content_type="text/event-stream; charset=utf-8")
 
 
 def failure(provider: str, status: int, said: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -104,3 +104,13 @@ def test_a_ceiling_in_dollars_needs_a_price() -> None:
     assert loaded.policy.prices["house-model-1.5"].output == 5
     load_settings(None, {}, {**model, "budget.tokens": 5})
     load_settings(None, {}, {"policy.name": "anthropic", "budget.usd": 5})
+
+
+def test_both_names_of_the_ceiling_in_dollars() -> None:
+    from typer.testing import CliRunner
+
+    from agent.cli import app
+
+    for flag in ("--usd", "--max-usd"):
+        done = CliRunner().invoke(app, ["optimize", "--shape", "64,64,64", flag, "-1"])
+        assert done.exit_code == 1 and "budget.usd: must be more than 0" in done.output

@@ -58,7 +58,7 @@ def optimize(
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
     usd: Annotated[
         float | None,
-        typer.Option("--usd", "--max-usd", help="Budget: no turn of a hosted model begins after it, e.g. 5."),
+        typer.Option("--usd", "--max-usd", help="Budget: money; no turn of a model begins beyond it."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and device: same session (default 0).")] = None,
     settings: Annotated[

@@ -45,9 +45,6 @@ class AnthropicPolicy(HostedPolicy):
             http_client=anthropic.DefaultHttpxClient(**self._http_client_options()),
         )
 
-    def close(self) -> None:
-        self._client.close()
-
     def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
         if not self._settings.stream:
             response = self._client.messages.with_raw_response.create(**body)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 from policy.base import PolicyError, PolicyRequest
 from policy.endpoints import check_key, check_url, is_local
-from policy.redacting import Secrets
+from policy.redacting import Secrets, watch_logs
 from policy.retrying import Who, describe, with_retries
 from policy.settings import PolicySettings
 from policy.tidying import BadAnswer, Garbled
@@ -34,6 +34,7 @@ class HostedPolicy(ABC):
     provider: ClassVar[str]
     #: The end of the sentence for a missing key.
     without_key: ClassVar[str]
+    _client: Any
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class HostedPolicy(ABC):
         self._errors: tuple[type[Exception], ...] = ()
         self._connection_errors: tuple[type[Exception], ...] = ()
         self._guarded(lambda: self._connect(key, url))
+        self._forget_logs = watch_logs(self._secrets)
 
     @property
     def _keyless(self) -> bool:
@@ -68,8 +70,9 @@ class HostedPolicy(ABC):
     def name(self) -> str:
         return f"{self.kind}:{self._model}"
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._forget_logs()
+        self._client.close()
 
     @abstractmethod
     def _connect(self, key: str | None, url: str) -> None:

@@ -64,9 +64,6 @@ class OpenAIPolicy(HostedPolicy):
             http_client=openai.DefaultHttpxClient(**self._http_client_options()),
         )
 
-    def close(self) -> None:
-        self._client.close()
-
     def _ask(self, body: dict[str, Any]) -> Mapping[str, Any]:
         if not self._settings.stream:
             response = self._client.chat.completions.with_raw_response.create(**body)

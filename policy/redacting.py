@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import html
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -69,6 +70,27 @@ class Secrets:
             return step
         # A turn's blocks lie a few levels deep in it, and their depth is bounded already.
         return Step.model_validate({**self.value(step.model_dump(mode="json"), -MAX_DEPTH), "usage": step.usage})
+
+
+def watch_logs(secrets: Secrets) -> Callable[[], None]:
+    """With ANTHROPIC_LOG or OPENAI_LOG the SDKs log what servers send. Redacts it on its way to the handlers there are;
+    the answer undoes that."""
+
+    def redact(record: logging.LogRecord) -> bool:
+        record.msg, record.args = secrets.message(record.getMessage()), ()
+        if record.exc_info:
+            record.exc_text = secrets.message(logging.Formatter().formatException(record.exc_info))
+        return True
+
+    handlers = list(logging.getLogger().handlers)
+    for handler in handlers:
+        handler.addFilter(redact)
+
+    def undo() -> None:
+        for handler in handlers:
+            handler.removeFilter(redact)
+
+    return undo
 
 
 def _matching(form: str) -> str:

@@ -89,7 +89,7 @@ def describe(who: Who, error: Exception, attempts: int, redact: Callable[[str], 
     if not isinstance(status, int):
         return _no_answer(who, error, attempts)
     # Shortened after redacting: half a key would not be known as one.
-    text = redact(" ".join(str(getattr(error, "message", "") or error).split()))[:_SHOWN]
+    text = redact(" ".join(_said(error).split()))[:_SHOWN]
     if 300 <= status < 400:
         return f"{who.label} redirects elsewhere (HTTP {status}{_target(error)}); give the final address as --base-url"
     if status in (401, 403):
@@ -108,6 +108,14 @@ def describe(who: Who, error: Exception, attempts: int, redact: Callable[[str], 
         advice = "wait until the rate limit has passed" if status == 429 else "try again later"
         return f"{who.label} gave no answer in {attempts} attempts (HTTP {status}: {text}); {advice}"
     return f"{who.label} rejected the request (HTTP {status}: {text})"
+
+
+def _said(error: Exception) -> str:
+    """The server's own words, where its error has the usual form."""
+    body: Any = getattr(error, "body", None)
+    inner = body.get("error", body) if isinstance(body, dict) else None
+    words = inner.get("message") if isinstance(inner, dict) else None
+    return words if isinstance(words, str) and words else str(getattr(error, "message", "") or error)
 
 
 def _target(error: Exception) -> str:

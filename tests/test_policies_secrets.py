@@ -84,6 +84,18 @@ def test_redirects_are_not_followed_and_name_only_the_host(httpserver: HTTPServe
     assert "to elsewhere.test:81" in sentence and not traces(sentence)
 
 
+@pytest.mark.parametrize("provider", PROVIDERS)
+def test_logs_of_an_sdk(httpserver: HTTPServer, tmp_path: Path, record_path: Path, provider: str) -> None:
+    """ANTHROPIC_LOG=debug shows all that a server sends, headers included."""
+    serve(httpserver, provider, failure(provider, 400, f"bad {KEY}", {"x-echo": KEY}))
+    variable = "ANTHROPIC" if provider == "anthropic" else "OPENAI"
+    flags = ["--shape", "64,64,64", "--device", f"replay:{record_path}", "--policy", provider, "--model", "m"]
+    environ = {f"{variable}_API_KEY": KEY, f"{variable}_LOG": "debug"}
+    done = agent(tmp_path, "optimize", *flags, "--base-url", base_url(httpserver, provider), **environ)
+    assert done.returncode == 1 and "DEBUG" in done.stderr and REDACTED in done.stderr
+    assert not traces(done.stderr)
+
+
 def test_short_keys_are_words_and_only_of_messages() -> None:
     secrets = Secrets(["EMPTY", "abc"])
     assert (

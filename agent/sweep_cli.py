@@ -207,8 +207,10 @@ def _tasks(
 
 
 def _place(specs: list[str], workers: int | None, scheduler: str | None, scheduler_file: Path | None) -> Place:
-    from agent.sweep_farm import Place
+    from agent.sweep_farm import Place, check_address
 
+    if scheduler is not None:
+        check_address(scheduler)
     if scheduler is not None and scheduler_file is not None:
         raise UsageError("give --scheduler or --scheduler-file, not both")
     if scheduler is not None or scheduler_file is not None:

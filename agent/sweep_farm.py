@@ -6,9 +6,11 @@ business of Dask's: see agent/sweep_journal.py. With agent/sweep_worker.py the o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import queue
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.errors import UsageError
+from agent.files import read_json
 from agent.sweep_cell import Cell, CellResult
 from agent.sweep_journal import Entry, Spool, SweepError
 from agent.sweep_worker import Hello, SweepPlugin, Tools, forget, hello, leftovers, seed, work
@@ -26,6 +30,8 @@ Client = Any
 #: What a cell takes of a worker, so that a worker has one at a time whatever its number of threads.
 RESOURCES = {"GPU": 1}
 CONNECT_TIMEOUT_S = 15.0
+MAX_SCHEDULER_FILE_BYTES = 16 << 20  # a scheduler lists its workers in it
+_ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9A-Fa-f:.]+(%\w+)?\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})/?")
 WORKERS_TIMEOUT_S = 90.0
 #: Opening a GPU the first time includes starting its worker process.
 HELLO_TIMEOUT_S = 300.0
@@ -235,8 +241,8 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
                 dask_api.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL, name="sweep")
             )
             client = stack.enter_context(dask_api.Client(cluster, set_as_default=False))
-        except OSError as error:
-            raise SweepError(f"the local workers could not be started: {_sentence(error)}") from error
+        except (OSError, RuntimeError) as error:  # of a nanny: the current folder is gone, no process is left
+            raise SweepError(f"the local workers could not be started: {_sentence(_root(error))}") from error
         yield client
 
 
@@ -244,17 +250,14 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
 def _joined(place: Place) -> Iterator[Client]:
     import distributed
 
-    if place.scheduler_file is not None and not _appears(place.scheduler_file):
-        raise SweepError(
-            f"the scheduler file {place.scheduler_file} does not exist: start one with "
-            f"`dask scheduler --scheduler-file {place.scheduler_file}`"
-        )
+    address = str(place.scheduler) if place.scheduler_file is None else _address_in(place.scheduler_file)
+    check_address(address)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    where = {"scheduler_file": str(place.scheduler_file)} if place.scheduler_file else {"address": str(place.scheduler)}
     try:
+        _probe(address)
         dask_api: Any = distributed
-        client = dask_api.Client(**where, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
+        client = dask_api.Client(address=address, timeout=CONNECT_TIMEOUT_S, set_as_default=False)
+    except Exception as error:  # Dask passes on whatever the other end's answer led to
         raise SweepError(
             f"there is no scheduler at {_address(place)} ({_sentence(error)}): start one with `dask scheduler`, or "
             "leave the option out to use this machine"
@@ -263,12 +266,48 @@ def _joined(place: Place) -> Iterator[Client]:
         yield client
 
 
-def _appears(path: Path) -> bool:
-    """A scheduler that was started a moment ago writes its file soon."""
+def _probe(address: str) -> None:
+    """Raises unless a scheduler answers. A Client that cannot connect cannot be closed either, and shows tracebacks."""
+    import distributed
+
+    async def ask() -> Any:
+        dask_api: Any = distributed
+        connection = dask_api.Security().get_connection_args("client")
+        async with dask_api.core.rpc(address, connection_args=connection) as scheduler:
+            return await scheduler.identity()
+
+    async def in_time() -> Any:
+        return await asyncio.wait_for(ask(), CONNECT_TIMEOUT_S)
+
+    try:
+        found = asyncio.run(in_time())
+    except TimeoutError as error:
+        raise TimeoutError(f"nothing answered within {CONNECT_TIMEOUT_S:.0f} s") from error
+    if not isinstance(found, dict) or found.get("type") != "Scheduler":
+        raise ValueError("what answered is no scheduler")
+
+
+def check_address(address: str) -> None:
+    """Raises UsageError. Dask waits half a minute for a nonsense address, and then shows a traceback."""
+    found = _ADDRESS.fullmatch(address)
+    if found is None or not 0 < int(found["port"]) < 2**16:
+        raise UsageError(f"{address!r} is not the address of a Dask scheduler: write tcp://HOST:PORT")
+
+
+def _address_in(path: Path) -> str:
+    """A scheduler that was started a moment ago writes its file soon, and not at one stroke."""
     until = time.monotonic() + CONNECT_TIMEOUT_S
-    while not path.is_file() and time.monotonic() < until:
+    while True:
+        try:
+            content = read_json(path, "the scheduler file", MAX_SCHEDULER_FILE_BYTES)
+            if isinstance(content, dict) and isinstance(content.get("address"), str):
+                return str(content["address"])
+            why = f"the scheduler file {path} names no address"
+        except UsageError as error:
+            why = str(error)
+        if time.monotonic() > until:
+            raise SweepError(f"{why}: start a scheduler with `dask scheduler --scheduler-file {path}`")
         time.sleep(0.1)
-    return path.is_file()
 
 
 def _worker_name(index: int) -> str:
@@ -302,6 +341,12 @@ def _no_workers(place: Place) -> str:
         f"no worker joined the scheduler {_address(place)} within {WORKERS_TIMEOUT_S:.0f} s: start them with "
         "`dask worker … --nthreads 1 --resources GPU=1`"
     )
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _sentence(error: BaseException | None) -> str:

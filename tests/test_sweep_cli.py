@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -100,6 +101,9 @@ def test_a_recording_is_swept_compared_and_certified(recording: Path, tmp_path: 
     ("arguments", "words"),
     [
         ((), "give exactly one set of shapes"),
+        (("--grid", "paper", "--db", "/dev/null"), "--db /dev/null is a device or a pipe"),
+        (("--grid", "paper", "--db", "."), "--db . is a folder"),
+        (("--grid", "paper", "--csv", "."), "--csv . is a folder"),
         (("--grid", "paper", "--device", "gpu7"), "there is no device 'gpu7'"),
         (("--grid", "paper", "--device", "cuda:all"), "finds no GPU"),
         (("--grid", "paper", "--device", "replay:h200,replay:h200"), "given twice"),
@@ -199,12 +203,20 @@ def test_a_scheduler_that_is_not_there(tmp_path: Path, recording: Path, monkeypa
     monkeypatch.setattr(sweep_farm, "CONNECT_TIMEOUT_S", 0.5)
     common = ("sweep", "--shapes", one_shape(tmp_path), "--device", f"replay:{recording}")
     assert "there is no scheduler at tcp://127.0.0.1:9" in sentence(agent(*common, "--scheduler", "tcp://127.0.0.1:9"))
-    assert "there is no scheduler at nonsense" in sentence(agent(*common, "--scheduler", "nonsense"))
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes the connection and says nothing
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        assert f"there is no scheduler at {address} (nothing answered" in sentence(
+            agent(*common, "--scheduler", address)
+        )
+    for nonsense in ("nonsense", "", "http://127.0.0.1:80", "tcp://127.0.0.1:99999", "tcp://[::", "a:1\nb:2"):
+        assert "is not the address of a Dask scheduler" in sentence(agent(*common, "--scheduler", nonsense)), nonsense
     missing = str(tmp_path / "scheduler.json")
     assert f"{missing} does not exist" in sentence(agent(*common, "--scheduler-file", missing))
-    (tmp_path / "broken.json").write_text("{")
-    found = sentence(agent(*common, "--scheduler-file", str(tmp_path / "broken.json")))
-    assert "broken.json" in found
+    broken = tmp_path / "broken.json"
+    for content, words in (("{", "is not JSON"), ("[1]", "names no address"), ('{"address": "x"}', "not the address")):
+        broken.write_text(content)
+        found = sentence(agent(*common, "--scheduler-file", str(broken)))
+        assert words in found and ("broken.json" in found or "'x'" in found)
 
 
 def environment() -> dict[str, str]:

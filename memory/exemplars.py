@@ -25,18 +25,20 @@ StrategyName = Literal["contrastive", "islands", "best-k", "random"]
 class MemorySettings(BaseModel):
     """How much of what was tried goes into a prompt, and which of it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     strategy: StrategyName = Field(default="contrastive", description="How exemplars are chosen.")
     temperature: float = Field(default=0.1, ge=0, description="Of the softmax over scores; 0 takes the best.")
-    buckets: int = Field(default=8, ge=2, description="contrastive: equal intervals of the score.")
-    islands: int = Field(default=4, ge=1, description="islands: how many populations.")
-    failures: int = Field(default=3, ge=0, description="Rejected variants shown as negative examples.")
-    min_variants: int = Field(default=2, ge=0, description="With fewer scored ones, the nearest shapes are asked too.")
-    nearest: int = Field(default=2, ge=0, description="How many nearest shapes may be asked.")
+    buckets: int = Field(default=8, ge=2, le=1000, description="contrastive: equal intervals of the score.")
+    islands: int = Field(default=4, ge=1, le=1000, description="islands: how many populations.")
+    failures: int = Field(default=3, ge=0, le=100, description="Rejected variants shown as negative examples.")
+    min_variants: int = Field(default=2, ge=0, le=1000, description="With fewer scored ones, nearest shapes are asked.")
+    nearest: int = Field(default=2, ge=0, le=1000, description="How many nearest shapes may be asked.")
     earlier_sessions: bool = Field(default=True, description="Also what other sessions of the same store tried.")
     from_records: bool = Field(default=False, description="Also the record file, as prior knowledge.")
-    prompt_tokens: int = Field(default=12_000, ge=0, description="Budget of the whole section, by our estimate.")
+    prompt_tokens: int = Field(
+        default=12_000, ge=0, le=1_000_000, description="Budget of the whole section, by our estimate."
+    )
 
 
 class Scored(NamedTuple):

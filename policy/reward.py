@@ -40,13 +40,13 @@ NOT_EXECUTABLE = frozenset(
 
 
 class RewardSettings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    alpha: float = Field(default=0.5, ge=0, description="Weight of the largest deviation (clipped to 1).")
-    beta: float = Field(default=1e-6, ge=0, description="Cost per character of source.")
-    compile_failure: float = Field(default=-1.0, le=0)
-    clip: float = Field(default=1.5, gt=0, description="Group-normalised rewards are clipped to +- this.")
-    min_std: float = Field(default=1e-6, gt=0, description="A group whose rewards spread less gets 0 everywhere.")
+    alpha: float = Field(default=0.5, ge=0, le=1e6, description="Weight of the largest deviation (clipped to 1).")
+    beta: float = Field(default=1e-6, ge=0, le=1, description="Cost per character of source.")
+    compile_failure: float = Field(default=-1.0, ge=-1e6, le=0)
+    clip: float = Field(default=1.5, gt=0, le=1e6, description="Group-normalised rewards are clipped to +- this.")
+    min_std: float = Field(default=1e-6, gt=0, le=1, description="A group whose rewards spread less gets 0.")
 
 
 class Reward(BaseModel):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.config import load_settings, parse_assignment
+from agent.config import Settings, load_settings, parse_assignment
 from agent.errors import UsageError
 
 
@@ -46,6 +47,9 @@ def refused(overrides: dict[str, Any], environ: dict[str, str] | None = None, fi
         ("session.rounds", 10**9, "must be at most 1000"),
         ("session.seed", 2**64, "must be less than"),
         ("session.top_k", 10**9, "must be at most 1000"),
+        ("memory.buckets", 10**9, "must be at most 1000"),
+        ("memory.temperature", float("nan"), "must be at least 0"),
+        ("reward.alpha", float("nan"), "must be a finite number"),
         ("budget.evaluations", 10**12, "must be at most 1000000"),
         ("budget.wall_s", float("inf"), "must be a finite number"),
         ("budget.usd", float("nan"), "must be a finite number"),
@@ -55,6 +59,11 @@ def refused(overrides: dict[str, Any], environ: dict[str, str] | None = None, fi
 def test_nonsense_states_its_bound(setting: str, value: Any, words: str) -> None:
     sentence = refused({setting: value})
     assert words in sentence and sentence.startswith("the command line: ") and "u:p" not in sentence
+
+
+def test_an_infinite_temperature_outlives_a_sessions_file() -> None:
+    hot = load_settings(None, {}, {"memory.temperature": float("inf")})
+    assert Settings.model_validate(json.loads(hot.model_dump_json())) == hot
 
 
 BILLION_LAUGHS = "a: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))

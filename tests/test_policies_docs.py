@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from loop_kit import ScriptedPolicy, call, make_deps, run, tool_texts, turn
-from policy_kit import PROVIDERS, make, message, serve
+from policy_kit import PROVIDERS, base_url, events, make, message, serve, streamed
 from pytest_httpserver import HTTPServer
+from records_kit import agent, make_record
 from retrieval_kit import build_small, write_corpus
 
 from agent.deps import Deps
@@ -166,3 +167,15 @@ def test_a_resume_repeats_neither_the_paid_turn_nor_the_search(
     deps = make_deps(tmp_path, make(httpserver, provider), **ONE)
     run(deps)
     assert len(bodies) >= 2 and "Swizzling" in json.dumps(bodies[1]["messages"])
+
+
+def test_a_session_offers_the_index_of_its_home(httpserver: HTTPServer, tmp_path: Path, index: Path) -> None:
+    record, home = make_record(tmp_path / "h.sqlite", (64, 64, 64)), tmp_path / "home"
+    shutil.copytree(index, home / "index")
+    asked = message("openai", "", [("search_docs", {"query": "SM90_TMA_LOAD"})])
+    bodies = serve(httpserver, "openai", streamed(events("openai", asked)), message("openai", "I give up."))
+    flags = ["--shape", "64,64,64", "--device", f"replay:{record}", "--policy", "openai", "--model", "m"]
+    server = ["--base-url", base_url(httpserver, "openai"), "--set", "session.group_size=1"]
+    done = agent(home, "optimize", *flags, *server, "--set", "session.rounds=1")
+    assert done.returncode == 2 and "search_docs" in names(bodies[0]["tools"]), done.stderr
+    assert "| struct SM90_TMA_LOAD" in json.dumps(bodies[1]["messages"])

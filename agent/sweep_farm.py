@@ -127,7 +127,10 @@ class Farm:
         attempt = self._tries[cell.cell_id] = self._tries.get(cell.cell_id, 0) + 1
         key = f"{self._name}-{cell.cell_id}-{attempt}"
         future = self._client.submit(work, self._name, cell, key=key, resources=RESOURCES, pure=False)
-        future.add_done_callback(lambda done: self._done.put((cell.cell_id, done)))
+        self._await(cell.cell_id, future)
+
+    def _await(self, cell_id: str, future: Any) -> None:
+        future.add_done_callback(lambda done: self._done.put((cell_id, done)))
 
     def next(self, timeout_s: float) -> Finished | None:
         """The next cell that came back; None if there is none within the time. Raises SweepError when none can come."""
@@ -139,26 +142,34 @@ class Farm:
         if future.status == "finished":
             return self._fetch(cell_id, future)
         if future.status == "error":
-            error = future.exception()
-            future.release()
-            if type(error).__name__ == "KilledWorker":
-                return Finished(cell_id, "", died=f"its worker died {self._deaths()} times")
-            return Finished(cell_id, "", error=_sentence(error))
-        raise SweepError(self._lost())
+            return self._failed(cell_id, future, future.exception())
+        if future.status == "cancelled":
+            raise SweepError(self._lost())
+        # "lost": the worker died with the result before we came to fetch it. Dask runs the cell again.
+        self._await(cell_id, future)
+        return None
 
     def _fetch(self, cell_id: str, future: Any) -> Finished | None:
-        """A worker may die with its result: Dask then runs the cell again, and the journal makes that quick."""
+        """A worker may also die with its result while we fetch it; the journal makes running it again quick."""
         from distributed import TimeoutError as DaskTimeout
 
         try:
             address, result = future.result(timeout=10.0)
         except DaskTimeout:
-            future.add_done_callback(lambda done: self._done.put((cell_id, done)))
+            self._await(cell_id, future)
             return None
         except Exception as error:
-            return Finished(cell_id, "", error=_sentence(error))
+            if future.status == "cancelled":
+                raise SweepError(self._lost()) from error
+            return self._failed(cell_id, future, error)
         future.release()
         return Finished(cell_id, address, result)
+
+    def _failed(self, cell_id: str, future: Any, error: BaseException) -> Finished:
+        future.release()
+        if type(error).__name__ == "KilledWorker":
+            return Finished(cell_id, "", died=f"its worker died {self._deaths()} times")
+        return Finished(cell_id, "", error=_sentence(error))
 
     def _check(self) -> None:
         if self._client.status != "running":

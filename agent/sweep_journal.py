@@ -24,6 +24,7 @@ import os
 import secrets
 import shutil
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -109,7 +110,11 @@ class Spool:
         return [entry for path in sorted(paths) for entry in read_entries(path)[0] if entry[1] != TURN]
 
     def remove(self) -> None:
-        shutil.rmtree(self.root, ignore_errors=True)
+        """A worker that is just ending may still be clearing away its scratch folder."""
+        until = time.monotonic() + 5
+        while self.root.exists() and time.monotonic() < until:
+            shutil.rmtree(self.root, ignore_errors=True)
+            time.sleep(0.02)
 
 
 def read_entries(path: Path, offset: int = 0) -> tuple[list[Entry], int]:

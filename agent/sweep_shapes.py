@@ -57,8 +57,8 @@ def model_shapes(models: Models, name: str, batches: Sequence[int]) -> list[Shap
 def parse_batches(text: str) -> list[int]:
     """``"1,16,4096"`` → [1, 16, 4096], repeats dropped. Raises UsageError."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(f"'{text}' are no batches: give positive integers, for example --batch 1,16,4096")
+    if not all(part.isascii() and part.isdigit() and len(part) < 11 and 0 < int(part) < 2**31 for part in parts):
+        raise UsageError(f"'{text[:80]}' are no batches: give positive integers, for example --batch 1,16,4096")
     return list(dict.fromkeys(int(part) for part in parts))
 
 

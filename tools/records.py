@@ -646,6 +646,28 @@ class Usage(Record):
         )
 
 
+class SampledTokens(Record):
+    """What a policy that samples tokens itself knows of one turn: what reinforcement learning needs of it later.
+
+    ``logprobs`` are the model's own at ``temperature``, over its whole vocabulary: a grammar that the sampler was held
+    to does not count. ``mask`` is 0 where that grammar left no choice; empty means that all tokens were chosen.
+    """
+
+    model: str  # fingerprint of base and adapter
+    tokenizer: str  # fingerprint: ids mean nothing to another one
+    context_ids: tuple[int, ...]  # all that the turn was sampled from
+    token_ids: tuple[int, ...]  # the turn itself, its end token included
+    logprobs: tuple[float, ...]
+    mask: tuple[Literal[0, 1], ...] = ()
+    temperature: float = Field(default=1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Self:
+        if len(self.logprobs) != len(self.token_ids) or len(self.mask) not in (0, len(self.token_ids)):
+            raise ValueError("a turn has one log-probability and one mask for each of its tokens")
+        return self
+
+
 class Step(Record):
     """One message of a rollout: the prompt, the policy's turn, or a tool's result."""
 
@@ -659,6 +681,7 @@ class Step(Record):
     usage: Usage | None = None
     stop: Literal["tool_calls", "end", "length", "refusal"] | None = None  # role assistant: why the turn ended
     raw: list[dict[str, Any]] | None = None  # provider blocks that must go back unchanged (signed thinking)
+    sampled: SampledTokens | None = None  # role assistant: where the policy gives its tokens
 
 
 class Trajectory(Record):

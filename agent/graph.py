@@ -9,10 +9,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NotRequired, cast, get_origin, get_type_hints
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
@@ -25,7 +26,7 @@ from agent import routing
 from agent.deps import Deps
 from agent.finish_nodes import FinishNodes
 from agent.nodes import SearchNodes
-from agent.state import SessionState, initial_state
+from agent.state import Finalist, Rollout, SessionState, Spent, TrialRow, initial_state
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 #: LangGraph's own limit is no budget of ours; a session ends by its budgets.
@@ -73,8 +74,10 @@ def run_graph(graph: Graph, thread_id: str, concurrency: int) -> SessionState:
         "recursion_limit": _STEPS,
         "max_concurrency": concurrency,
     }
-    with _readable():
+    with readable():
         before = graph.get_state(where)
+        if before.values:
+            _check(before.values)
     # Not `before.next`: it leaves out tasks whose writes are saved, so it is empty between the last task of a step and
     # the step's checkpoint, and a session killed there would look finished.
     unfinished = bool(before.tasks)
@@ -92,7 +95,8 @@ def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
     try:
         # The state is plain JSON types, so nothing else need be let in.
         saver = SqliteSaver(db, serde=JsonPlusSerializer(allowed_msgpack_modules=()))
-        saver.setup()
+        with readable():
+            saver.setup()
         # Safe against kill -9; a power cut may cost the last steps, whose measurements are in the store.
         db.execute("PRAGMA synchronous = NORMAL")
         yield saver
@@ -102,15 +106,36 @@ def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
 
 def last_state(saver: BaseCheckpointSaver[Any], thread_id: str) -> SessionState | None:
     """What the last checkpoint holds, without running anything."""
-    with _readable():
+    with readable():
         found = saver.get_tuple({"configurable": {"thread_id": thread_id}})
         if found is None:
             return None
-        return cast("SessionState", {**initial_state(), **found.checkpoint["channel_values"]})
+        state = {**initial_state(), **found.checkpoint["channel_values"]}
+        _check(state)
+        return cast("SessionState", state)
+
+
+def _check(state: Mapping[str, Any]) -> None:
+    """Whether it is a state of ours, as far as its forms go. Raises ValueError."""
+    for name, example in initial_state().items():
+        if name in state and type(state[name]) is not type(example):
+            raise ValueError(f"'{name}' is of another kind")
+    rows = {"group": Rollout, "trials": TrialRow, "finalists": Finalist}
+    parts = [(name, kind, row) for name, kind in rows.items() for row in state.get(name, ())]
+    for name, kind, row in [*parts, ("spent", Spent, state.get("spent", initial_state()["spent"]))]:
+        if not isinstance(row, dict) or not _required(kind) <= set(row):
+            raise ValueError(f"'{name}' lacks a part")
+
+
+@cache
+def _required(kind: type) -> frozenset[str]:
+    """``__required_keys__`` is wrong for annotations that are strings."""
+    hints = get_type_hints(kind, include_extras=True)
+    return frozenset(name for name, hint in hints.items() if get_origin(hint) is not NotRequired)
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def readable() -> Iterator[None]:
     """What LangGraph raises for damaged bytes is no type of its own."""
     try:
         yield

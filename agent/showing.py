@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from agent import session as sessions
+from agent.edge import complain, sentence
 from agent.errors import UsageError
 from tools.paths import home_dir
 
 
 def show_sessions(json_output: bool) -> None:
+    """All of them; of a damaged one, on stderr, what is wrong with it."""
     rows = []
     for session_id in sessions.session_ids(home_dir()):
-        config = sessions.load(home_dir(), session_id)
-        summary = sessions.partial_summary(home_dir(), config)
-        best = summary.best
-        rows.append(
-            {
-                "session": session_id,
-                "task": summary.task.label,
-                "policy": config.settings.policy.name,
-                "device": config.device_info.label,
-                "finished": summary.finished,
-                "evaluations": summary.evaluations,
-                "ratio": best.final_ratio if best else None,
-                "best": best.label if best else None,
-                "created_at": config.created_at,
-            }
-        )
+        try:
+            rows.append(_row(session_id))
+        except Exception as error:
+            found = sentence(error) or f"{type(error).__name__}: {error}"
+            complain(f"session {session_id} is left out: {found}", error)
     if json_output:
         print(json.dumps(rows))
         return
@@ -39,6 +31,23 @@ def show_sessions(json_output: bool) -> None:
         ratio = f"{row['ratio']:.3f}x" if row["ratio"] else "-"
         state = "finished" if row["finished"] else "unfinished"
         print(f"{row['session']:<44} {state:<10} {row['evaluations']:>4} evaluations  best {ratio:<8} {row['device']}")
+
+
+def _row(session_id: str) -> dict[str, Any]:
+    config = sessions.load(home_dir(), session_id)
+    summary = sessions.partial_summary(home_dir(), config)
+    best = summary.best
+    return {
+        "session": session_id,
+        "task": summary.task.label,
+        "policy": config.settings.policy.name,
+        "device": config.device_info.label,
+        "finished": summary.finished,
+        "evaluations": summary.evaluations,
+        "ratio": best.final_ratio if best else None,
+        "best": best.label if best else None,
+        "created_at": config.created_at,
+    }
 
 
 def show_session(session_id: str, json_output: bool) -> None:

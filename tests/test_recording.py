@@ -48,9 +48,13 @@ def finalists(shape: tuple[int, int, int], top: int = 3) -> set[str]:
     return {v.key for v in [*best, *(next(v for v in ranked if v.b_layout == layout) for layout in missing)]}
 
 
-def best_of(shape: tuple[int, int, int]) -> str:
+def best_variant(shape: tuple[int, int, int]) -> Variant:
     task = hgemm(*shape)
-    return min(accepted_plans(FAMILIES, task), key=lambda v: ScriptedDevice().time_us(v, task)).key
+    return min(accepted_plans(FAMILIES, task), key=lambda v: ScriptedDevice().time_us(v, task))
+
+
+def best_of(shape: tuple[int, int, int]) -> str:
+    return best_variant(shape).key
 
 
 def finals(top: int = 3) -> int:
@@ -182,6 +186,18 @@ def test_the_deadline_ends_it_and_the_file_is_whole(out: Path) -> None:
     rest = ScriptedDevice()
     assert record(rest, FAMILIES, SHAPES, out, deadline_s=60, echo=lines.append).finished
     assert not set(rest.calls) & set(slow.calls)
+
+
+def test_at_the_deadline_complete_shapes_get_the_profile_they_wait_for(out: Path) -> None:
+    second = hgemm(*SHAPES[1])
+
+    def late(tool: str, variant: Variant | None, task: Task | None) -> None:
+        if tool == "verify" and task == second:
+            time.sleep(1.0)
+
+    summary = record(BatchingDevice(late), FAMILIES, SHAPES, out, deadline_s=1.0, echo=lambda _: None)
+    assert (summary.shapes_done, summary.finished) == (1, False)
+    assert ReplayDevice(out).profile(best_variant(SHAPES[0]), hgemm(*SHAPES[0])).ok
 
 
 def test_no_sanitizer_and_no_profiler_is_no_failure(out: Path) -> None:

@@ -323,8 +323,8 @@ class Variant(Record):
     def content_id(self) -> str:
         """As ``variant_id``, but comments and the width of gaps do not count. A measurement that is kept under a plan's
         ``key`` holds only for the content that it was taken of."""
-        source = without_comments(self.source)
-        return content_hash([source, self.launch.model_dump(mode="json"), self.b_layout, list(self.flags)])
+        launch = self.launch.model_dump(mode="json", exclude_defaults=True)  # a field of the future changes nothing
+        return content_hash([without_comments(self.source), launch, self.b_layout, list(self.flags)])
 
     @property
     def key(self) -> str:

@@ -251,6 +251,7 @@ def _begun(
 
 def software() -> dict[str, str]:
     """Versions of everything that measures, as far as it is here, and the commit of a checkout."""
+    from tools.revision import commit
     from tools.toolchain import find_toolchain
 
     found = {"python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
@@ -262,25 +263,9 @@ def software() -> dict[str, str]:
     compiler = find_toolchain().compiler
     if compiler is not None:
         found["compiler"] = compiler
-    if commit := _commit(Path(__file__).resolve().parent.parent):
-        found["commit"] = commit
+    if revision := commit():
+        found["commit"] = revision
     return found
-
-
-def _commit(root: Path) -> str:
-    """HEAD of a checkout, read without git; empty for an installed package."""
-    git = root / ".git"
-    try:
-        head = (git / "HEAD").read_text(encoding="utf-8").strip()
-        if not head.startswith("ref: "):
-            return head
-        ref = head.removeprefix("ref: ")
-        if (git / ref).is_file():
-            return (git / ref).read_text(encoding="utf-8").strip()
-        packed = (git / "packed-refs").read_text(encoding="utf-8").splitlines()
-        return next((line.split()[0] for line in packed if line.endswith(f" {ref}")), "")
-    except OSError:
-        return ""
 
 
 def _now() -> str:

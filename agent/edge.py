@@ -31,8 +31,19 @@ def sentences() -> tuple[type[Exception], ...]:
     from tools.families import ManifestError
     from tools.hgemm import ShapeError
     from tools.paths import HomeError
+    from training.errors import TrainingError
 
-    return AgentError, StoreError, PolicyError, DeviceBroken, ManifestError, ShapeError, RetrievalError, HomeError
+    return (
+        AgentError,
+        StoreError,
+        PolicyError,
+        DeviceBroken,
+        ManifestError,
+        ShapeError,
+        RetrievalError,
+        HomeError,
+        TrainingError,
+    )
 
 
 def sentence(error: BaseException) -> str | None:

@@ -40,6 +40,7 @@ from agent.summary import Summary
 from policy.tool_schemas import first_error
 from tools.device import Device
 from tools.records import DeviceInfo
+from tools.revision import commit
 
 if TYPE_CHECKING:
     from memory.store import Store
@@ -64,6 +65,7 @@ class SessionConfig(BaseModel):
     device: str
     device_info: DeviceInfo
     settings: Settings
+    commit: str = ""  # of the program that began it
 
 
 def sessions_folder(home: Path) -> Path:
@@ -95,6 +97,7 @@ def create(home: Path, settings: Settings, name: str | None, device_name: str, i
             device=device_name,
             device_info=info,
             settings=settings,
+            commit=commit(),
         )
         if _make(folder, config):
             return config
@@ -118,8 +121,9 @@ def _make(folder: Path, config: SessionConfig) -> bool:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         for old in folder.parent.glob(f"{_UNFINISHED}*"):
-            if time.time() - old.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # it has just got its name
+                if time.time() - old.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(old, ignore_errors=True)
         made = folder.parent / f"{_UNFINISHED}{secrets.token_hex(8)}"
         made.mkdir()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The short prompt of a trained local policy: values → text, a few hundred tokens where policy/prompts.py takes thousands.
+"""The short prompt of a trained local policy: values → text. A few hundred tokens where others take thousands.
 
 Families and knobs are not described: the adapter has learned them. What it is told must stay as it was in training, so
 this text belongs to the trained adapters (``PROMPT_VERSION``).

@@ -14,11 +14,12 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("agent", "policy", "memory", "retrieval", "tools", "kernels", "configs", "scripts")
+FOLDERS = ("agent", "training", "policy", "memory", "retrieval", "tools", "kernels", "configs", "scripts")
 BEGIN, END = "<!-- tree -->", "<!-- /tree -->"
 WIDTH = 34
 ABOUT = {
     "agent": "CLI, LangGraph graph, sessions, sweep, certify, report; imports everything below",
+    "training": "trajectories out, adapters in: export, SFT, offline GRPO",
     "policy": "search and LLM policies, prompts, reward",
     "memory": "the persistent store; exemplars and how they are compared",
     "retrieval": "documentation index",
@@ -39,7 +40,8 @@ def summary(path: Path) -> str:
         first = str(yaml.safe_load(text)["summary"])
     else:
         lines = text.splitlines()
-        first = next((x.lstrip("/#-* ").strip() for x in lines if x.startswith(("//", "#"))), lines[0] if lines else "")
+        remarks = (x.lstrip("{/#-* ").strip() for x in lines if x.startswith(("//", "#", "{#")))
+        first = next(remarks, lines[0] if lines else "")
     return first.replace("``", "`")[:150].strip()
 
 
@@ -49,7 +51,7 @@ def tree() -> str:
         files = sorted(
             p
             for p in (ROOT / folder).rglob("*")
-            if p.suffix in {".py", ".yaml", ".cu", ".cuh", ".md", ".css", ".js"}
+            if p.suffix in {".py", ".yaml", ".cu", ".cuh", ".md", ".css", ".js", ".jinja"}
             and p.name != "__init__.py"
             and "__pycache__" not in p.parts
         )

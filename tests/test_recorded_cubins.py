@@ -37,6 +37,22 @@ def test_every_plan_of_every_family_is_recorded(replay: ReplayDevice) -> None:
         assert not missing, f"{len(missing)} plans of {family.name} are not recorded, {missing[0]} for one"
 
 
+def test_every_recorded_source_is_the_shipped_one(replay: ReplayDevice) -> None:
+    """Otherwise replay answers "of another source" instead of the numbers."""
+    for family in load_families().values():
+        changed = [plan.label for plan in plans(family) if not replay.records.is_of(render(family, plan))]
+        assert not changed, (
+            f"{len(changed)} plans of {family.name} changed since they were recorded, {changed[0]} for one"
+        )
+
+
+@pytest.mark.xfail(strict=True, reason="98 shapes so far: the recording goes on with the next hours of a GPU")
+def test_at_least_120_shapes_are_recorded_each_with_a_profile(replay: ReplayDevice) -> None:
+    complete = [task for task in replay.records.tasks() if replay.records.best_of(task.task_id)]
+    assert len(complete) >= 120
+    assert all(replay.records.profiled(replay.records.best_of(t.task_id) or "", t.task_id) for t in complete)
+
+
 def test_the_pinned_compiler_gives_the_recorded_cubins(replay: ReplayDevice, tmp_path: Path) -> None:
     toolchain = find_toolchain()
     recorded_with = replay.records.meta("compiler")

@@ -118,6 +118,11 @@ class Records:
         """In the order of recording."""
         return [Task.from_json(text) for (text,) in self._all("SELECT task FROM tasks ORDER BY id")]
 
+    def best_of(self, task_id: str) -> str | None:
+        """Key of the best finalist where the recording of the shape was completed, but perhaps for its profile."""
+        rows = self._all("SELECT best FROM tasks WHERE task_id = ? AND done IS NOT NULL", (task_id,))
+        return rows[0][0] if rows else None
+
     def plans(self) -> list[Plan]:
         """Plans of families; raw sources, which have none, are left out."""
         rows = self._all("SELECT family, revision, b_layout, knobs FROM plans WHERE family IS NOT NULL ORDER BY id")

@@ -91,6 +91,9 @@ def run_graph(graph: Graph, thread_id: str, concurrency: int) -> SessionState:
 @contextmanager
 def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
     """The checkpoints' file. Raises sqlite3.Error if it cannot be used."""
+    if not path.exists():
+        for suffix in ("-wal", "-shm"):  # of a damaged file that was moved away, as our own advice is
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
     db = sqlite3.connect(path, check_same_thread=False, timeout=30.0)
     try:
         # The state is plain JSON types, so nothing else need be let in.
@@ -99,6 +102,18 @@ def checkpoints(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
             saver.setup()
         # Safe against kill -9; a power cut may cost the last steps, whose measurements are in the store.
         db.execute("PRAGMA synchronous = NORMAL")
+        yield saver
+    finally:
+        db.close()
+
+
+@contextmanager
+def checkpoints_to_read(path: Path) -> Iterator[BaseCheckpointSaver[Any]]:
+    """The same, of a session that may be running: nothing in the file is changed."""
+    db = sqlite3.connect(read_only_uri(path), check_same_thread=False, timeout=30.0, uri=True)
+    try:
+        saver = SqliteSaver(db, serde=JsonPlusSerializer(allowed_msgpack_modules=()))
+        saver.is_setup = True  # else it would make its tables
         yield saver
     finally:
         db.close()

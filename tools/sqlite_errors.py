@@ -14,7 +14,10 @@ _ADVICE: dict[int, str] = {
     sqlite3.SQLITE_CANTOPEN: "cannot be opened: check that the folder exists and may be written to",
     sqlite3.SQLITE_NOTADB: "is not a database, or its beginning is damaged: restore it or move it away",
     sqlite3.SQLITE_CORRUPT: "is damaged (truncated or overwritten): restore it or move it away",
-    sqlite3.SQLITE_IOERR: "cannot be read or written because the disk reports an error, or is full",
+    sqlite3.SQLITE_IOERR: (
+        "cannot be read or written because the disk reports an error, or is full: check the disk, free some space and "
+        "run the command again"
+    ),
 }
 
 

@@ -9,6 +9,7 @@ from agent.files import write_atomic
 from agent.finish import candidates, judge, next_measures, pull
 from agent.state import FinalCall, Finalist, MeasureInput, SessionState, Spent, Verdict
 from agent.summary import Entry, References, Summary, entry, summarise
+from memory.answer_ids import final_id
 from policy.pricing import price_of
 from tools.records import (
     Outcome,
@@ -17,7 +18,6 @@ from tools.records import (
     TimingResult,
     Variant,
     VerifyResult,
-    content_hash,
 )
 
 Update = dict[str, Any]
@@ -148,7 +148,7 @@ class FinishNodes:
         return _RECORDS[tool].from_json(payload) if payload is not None else None
 
     def _final_id(self, key: str, tool: str, mode: str | None) -> str:
-        return f"final-{content_hash([self._deps.session_id, key, tool, mode])}"
+        return final_id(self._deps.session_id, key, tool, mode)
 
     def _barred(self, key: str) -> str:
         return self._deps.toolbox.on_leaderboard(self._deps.variant(key), self._deps.task).why

@@ -40,6 +40,7 @@ from agent.state import (
     TrialRow,
     to_trial,
 )
+from memory.answer_ids import answer_id
 from policy.base import PolicyRequest
 from policy.prompts import analytical_floor_us, prompt
 from policy.reward import Reward, reward, smooth
@@ -50,7 +51,6 @@ from tools.records import (
     Step,
     ToolCall,
     Usage,
-    content_hash,
 )
 
 Update = dict[str, Any]
@@ -208,13 +208,13 @@ class SearchNodes:
         deps = self._deps
         call = state["call"]
         tool_call = self._tool_call(call, state["steps"])
-        answer_id = self._answer_id(call, state["steps"])
-        stored = deps.store.get(answer_id)
+        stored_as = self._answer_id(call, state["steps"])
+        stored = deps.store.get(stored_as)
         if stored is None:
             deps.check_stop()
             ran = self._run(call, tool_call)
             stored = json.dumps(answer_payload(ran))
-            deps.store.put(answer_id, "answer", stored)
+            deps.store.put(stored_as, "answer", stored)
         payload = json.loads(stored)
         answer = Answer(
             rollout=call["rollout"],
@@ -349,14 +349,14 @@ class SearchNodes:
 
     def _tool_step(self, tool_call: ToolCall, answer: Answer, steps: int) -> Step:
         call = Call(rollout=answer["rollout"], index=answer["index"], key=answer["key"], refused="")
-        answer_id = self._answer_id(call, steps)
-        payload = json.loads(self._deps.store.get(answer_id) or "{}")
+        stored_as = self._answer_id(call, steps)
+        payload = json.loads(self._deps.store.get(stored_as) or "{}")
         return Step(
             role="tool",
             text=payload.get("text", ""),
             call_id=tool_call.call_id,
             tool=tool_call.name,
-            result_id=answer_id,
+            result_id=stored_as,
         )
 
     # --- the end of a round --------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ class SearchNodes:
 
     def _answer_id(self, call: Call, steps: int) -> str:
         """Of the answer to a call of the step before ``steps``."""
-        return f"answer-{content_hash([self._deps.session_id, call['rollout'], steps, call['index']])}"
+        return answer_id(self._deps.session_id, call["rollout"], steps, call["index"])
 
     def _lapped(self, spent: Spent) -> Spent:
         return Spent(**{**spent, "wall_s": spent["wall_s"] + self._deps.lap_s()})

@@ -47,21 +47,31 @@ from tools.records import (
     Variant,
 )
 from tools.sqlite_errors import explain
+from tools.sqlite_reading import read_only_uri
 
 
 class Store:
     """Results (a ``tools.gate.ResultStore``), variants, sessions and trajectories. One lock around one connection:
     safe to share between threads; several processes may open the same file."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, read_only: bool = False) -> None:
+        """``read_only``: of a store that is there, also while others write to it; nothing of it is changed."""
         self.path = Path(path)
+        self._read_only = read_only
         self._lock = RLock()
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StoreError(f"the folder of the store {self.path} cannot be made: {error.strerror}") from error
+        if not read_only:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise StoreError(f"the folder of the store {self.path} cannot be made: {error.strerror}") from error
         with self._errors():
-            self._db = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(
+                read_only_uri(self.path) if read_only else self.path,
+                timeout=BUSY_TIMEOUT_S,
+                isolation_level=None,
+                check_same_thread=False,
+                uri=read_only,
+            )
         try:
             with self._errors():
                 self._open()
@@ -71,7 +81,7 @@ class Store:
 
     def _open(self) -> None:
         tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if not tables:
+        if not tables and not self._read_only:
             self._db.execute("PRAGMA journal_mode = WAL")
             with self._transaction():
                 if not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():  # another process may be first
@@ -89,8 +99,9 @@ class Store:
                 f"the store {self.path} has schema version {version} but this program reads up to {SCHEMA_VERSION}: "
                 "use the newer hgemm-agent that wrote it, or another path"
             )
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
+        if not self._read_only:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = NORMAL")
 
     def close(self) -> None:
         with self._lock:

@@ -1,0 +1,1 @@
+"""Reading sessions: what was said, tried and found, as values; nothing here measures or writes."""

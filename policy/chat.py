@@ -102,10 +102,18 @@ def template_for(tokenizer: Tokenizer) -> str | None:
 
 
 def encode(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str | None
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    template: str | None,
+    trained: Sequence[bool] | None = None,
 ) -> Encoded:
-    """A whole conversation. Raises ChatError."""
-    return _tokens(tokenizer, segments(tokenizer, messages, tools, template))
+    """A whole conversation. ``trained``: of each of the model's turns, whether ``mask`` is 1 on it. Raises ChatError."""
+    found = segments(tokenizer, messages, tools, template)
+    if trained is not None:
+        keep = iter(trained)
+        found = [Segment(s.text, next(keep)) if s.own else s for s in found]
+    return _tokens(tokenizer, found)
 
 
 def encode_prompt(

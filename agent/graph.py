@@ -27,6 +27,7 @@ from agent.deps import Deps
 from agent.finish_nodes import FinishNodes
 from agent.nodes import SearchNodes
 from agent.state import Finalist, Rollout, SessionState, Spent, TrialRow, initial_state
+from tools.sqlite_reading import read_only_uri
 
 Graph = CompiledStateGraph[Any, Any, Any, Any]
 #: LangGraph's own limit is no budget of ours; a session ends by its budgets.

@@ -223,7 +223,7 @@ def run(
             concurrency = _concurrency(config.settings, device.info, policy.is_search)
             state = run_graph(build_graph(deps, saver), config.session_id, concurrency)
         except (sqlite3.Error, DamagedCheckpoint) as error:
-            raise _checkpoint_error(folder, error) from error
+            raise checkpoint_error(folder, error) from error
         except BaseException:
             with contextlib.suppress(StoreError):  # a full disk: the first error is the one to tell
                 store.set_session_status(config.session_id, "stopped")
@@ -249,7 +249,7 @@ def partial_summary(home: Path, config: SessionConfig) -> Summary:
             with checkpoints(folder / CHECKPOINTS) as saver:
                 state = last_state(saver, config.session_id)
         except (sqlite3.Error, DamagedCheckpoint) as error:
-            raise _checkpoint_error(folder, error) from error
+            raise checkpoint_error(folder, error) from error
     return summarise(
         session_id=config.session_id,
         task=config.settings.session.task,
@@ -293,7 +293,7 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _checkpoint_error(folder: Path, error: Exception) -> SessionError:
+def checkpoint_error(folder: Path, error: Exception) -> SessionError:
     from tools.sqlite_errors import explain
 
     what = f"the file {folder / CHECKPOINTS}"

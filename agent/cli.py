@@ -23,6 +23,7 @@ from agent.export_cli import export_trajectories
 from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
+from agent.train_cli import app as train_app
 
 if TYPE_CHECKING:
     from agent.session import SessionConfig
@@ -260,6 +261,7 @@ app.command()(report)
 app.add_typer(model_app, name="model")
 app.command()(docs)
 app.command()(export_trajectories)
+app.add_typer(train_app, name="train")
 app.add_typer(index_app, name="index")
 
 

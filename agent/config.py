@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -26,6 +26,7 @@ from policy.tool_schemas import first_error
 from tools.hgemm import hgemm, parse_shape
 from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
+from training.settings import TrainSettings
 
 ENV_PREFIX = "HGEMM_AGENT_"
 MAX_FILE_BYTES = 1 << 18
@@ -121,12 +122,26 @@ class Settings(BaseModel):
         return self.session.group_size or (1 if self.is_search else 2)
 
 
+M = TypeVar("M", bound=BaseModel)
+_SECTIONS = frozenset({*Settings.model_fields, *TrainSettings.model_fields})
+
+
 def load_settings(
     config_file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
 ) -> Settings:
     """``overrides`` are dotted: ``{"budget.evaluations": 32}``. Raises UsageError with one sentence."""
+    settings = load_sections(Settings, config_file, environ, overrides)
+    _check_priced(settings)
+    return settings
+
+
+def load_sections(
+    model: type[M], config_file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+) -> M:
+    """Any model whose fields are sections. What a file or the environment says of other models' sections is theirs."""
     merged: dict[str, Any] = {}
-    for section in Settings.model_fields:
+    foreign = _SECTIONS - set(model.model_fields)
+    for section in model.model_fields:
         path = configs_dir() / f"{section}.yaml"
         merged[section] = _read_yaml(path)
     where = {}
@@ -134,24 +149,26 @@ def load_settings(
         for section, values in _read_yaml(config_file).items():
             if not isinstance(values, dict):
                 raise UsageError(f"{config_file}: '{section}' must be a mapping of settings")
+            if section in foreign:
+                continue
             for field, value in values.items():
-                _set(merged, f"{section}.{field}", value, str(config_file))
+                _set(model, merged, f"{section}.{field}", value, str(config_file))
                 where[f"{section}.{field}"] = str(config_file)
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and "__" in name:
             dotted = name.removeprefix(ENV_PREFIX).lower().replace("__", ".")
-            _set(merged, dotted, parse_value(text), name)
+            if dotted.partition(".")[0] in foreign:
+                continue
+            _set(model, merged, dotted, parse_value(text), name)
             where[dotted] = name
     for dotted, value in (overrides or {}).items():
-        _set(merged, dotted, value, "the command line")
+        _set(model, merged, dotted, value, "the command line")
         where[dotted] = "the command line"
     try:
-        settings = Settings.model_validate(merged)
+        return model.model_validate(merged)
     except ValidationError as error:
         dotted = ".".join(str(part) for part in error.errors()[0]["loc"][:2])
         raise UsageError(f"{where.get(dotted, 'settings')}: {first_error(error)}") from error
-    _check_priced(settings)
-    return settings
 
 
 def _check_priced(settings: Settings) -> None:
@@ -215,14 +232,12 @@ def _why(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def _set(merged: dict[str, Any], dotted: str, value: Any, origin: str) -> None:
+def _set(model: type[BaseModel], merged: dict[str, Any], dotted: str, value: Any, origin: str) -> None:
     """Puts a value into its section, or deeper (policy.prices.my-model.input)."""
     section, *path = dotted.split(".")
-    if section not in Settings.model_fields:
-        raise UsageError(
-            f"{origin}: there is no section '{section}' of settings{_near(section, Settings.model_fields)}"
-        )
-    fields = type(Settings.model_fields[section].default).model_fields
+    if section not in model.model_fields:
+        raise UsageError(f"{origin}: there is no section '{section}' of settings{_near(section, model.model_fields)}")
+    fields = type(model.model_fields[section].default).model_fields
     if not path or path[0] not in fields:
         name = path[0] if path else ""
         raise UsageError(f"{origin}: there is no setting '{section}.{name}'{_near(name, fields)}")

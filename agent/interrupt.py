@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from threading import Event, Thread, current_thread, main_thread
+from threading import Event, Thread, Timer, current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
 from agent.errors import EXIT_INTERRUPTED, Interrupted, Stopped
@@ -67,6 +67,10 @@ class _Heard:
             self.numbers.append(number)
             self._at.append(now)
 
+    def forget(self) -> None:
+        self.numbers.clear()
+        self._at.clear()
+
     def waited_s(self) -> float:
         """Since the first."""
         return time.monotonic() - self._at[0] if self._at else 0.0
@@ -91,10 +95,25 @@ def raise_on_signals() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, handle)
+    show_others = sys.unraisablehook
+
+    def lost(found: sys.UnraisableHookArgs) -> None:
+        """Raised in a __del__ or a callback of C, where Python drops it: send it again in a moment."""
+        if not isinstance(found.exc_value, Interrupted):
+            show_others(found)
+            return
+        heard.forget()
+        again = Timer(0.02, os.kill, (os.getpid(), found.exc_value.exit_code - 128))
+        again.daemon = True
+        again.start()
+
+    sys.unraisablehook = lost
 
 
-def interruptible(work: Callable[[], T], on_interrupt: Callable[[], None], come_back: str) -> T:
-    """``work()`` or its exception; Stopped has the exit code of the signal. After a second signal, or ``GRACE_S`` after
+def interruptible(
+    work: Callable[[], T], on_interrupt: Callable[[], None], come_back: str, grace_s: float = GRACE_S
+) -> T:
+    """``work()`` or its exception; Stopped has the exit code of the signal. After a second signal, or ``grace_s`` after
     the first, exits with that code.
 
     In a thread that is not the main one no signal is heard. A handler and not KeyboardInterrupt: in Python 3.11 that
@@ -114,7 +133,7 @@ def interruptible(work: Callable[[], T], on_interrupt: Callable[[], None], come_
             if heard.numbers and not told:
                 told = True
                 on_interrupt()
-            if len(heard.numbers) > 1 or heard.waited_s() > GRACE_S:
+            if len(heard.numbers) > 1 or heard.waited_s() > grace_s:
                 print(f"\ninterrupted; go on with: {come_back}", file=sys.stderr, flush=True)
                 os._exit(heard.exit_code)
     finally:

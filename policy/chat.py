@@ -108,7 +108,7 @@ def encode(
     template: str | None,
     trained: Sequence[bool] | None = None,
 ) -> Encoded:
-    """A whole conversation. ``trained``: of each of the model's turns, whether ``mask`` is 1 on it. Raises ChatError."""
+    """A whole conversation. ``trained``: of each of the model's turns, whether its ``mask`` is 1. Raises ChatError."""
     found = segments(tokenizer, messages, tools, template)
     if trained is not None:
         keep = iter(trained)

@@ -1,4 +1,4 @@
-"""Rows → samples of tokens, and samples → groups of one size with their advantages. Pure, but for asking a tokenizer."""
+"""Rows → samples of tokens; samples → groups of one size with their advantages. Pure, but for asking a tokenizer."""
 
 from __future__ import annotations
 

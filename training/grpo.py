@@ -1,0 +1,128 @@
+"""Offline GRPO: rewards of logged groups → advantages → a clipped policy gradient (training/grpo_trainer.py)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+from policy.base_model import Base, load_base
+from training.errors import TrainingError
+from training.folder import RunFolder
+from training.loop import Job, Result, arguments, asked, check_installed, finished, is_main_process, run, trainable
+from training.rows import Row, read_rows
+from training.samples import Sample, advantages, grouped, in_split, one_temperature, samples_of
+from training.settings import GrpoSettings
+from training.sft import reasons
+
+
+def train_grpo(job: Job) -> Result:
+    """Raises TrainingError, TrainingStopped, ModelError. The same call goes on where a stopped one was."""
+    rows = read_rows(job.rows)
+    check_installed()
+    base = load_base(job.settings.base, job.home)
+    folder = RunFolder(job.out)
+    if is_main_process():
+        with folder.locked():
+            return _in_folder(job, base, folder, rows)
+    return _in_folder(job, base, folder, rows)
+
+
+def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
+    if is_main_process():
+        folder.begin(asked(job, base), job.fresh)
+    if folder.is_finished:
+        return finished(job, folder)
+    left_out: Counter[str] = Counter()
+    samples = prepared(job, base, rows, left_out)
+    if not samples:
+        raise TrainingError(f"{job.rows} has no group to learn from: {reasons(left_out)}{_hint(left_out)}")
+    size = job.settings.grpo.group_size
+    job.show(f"{len(samples) // size} groups of {size}; left out: {reasons(left_out)}")
+    model = trainable(base, job)
+    return run(job, base, folder, lambda c: trainer(job, base, folder, model, samples, c), len(samples), left_out)
+
+
+def prepared(job: Job, base: Base, rows: Sequence[Row], left_out: Counter[str]) -> list[Sample]:
+    """Groups of one size, one after the other."""
+    settings = job.settings.grpo
+    known = advantages(in_split(rows, settings.split, left_out), job.settings.reward, left_out)
+    taught = [row for row in rows if row.row_id in known]
+    samples = samples_of(taught, base, settings.max_length, left_out)
+    return grouped((replace(s, advantage=known[s.row_id]) for s in samples), settings, left_out)
+
+
+def _hint(left_out: Counter[str]) -> str:
+    if left_out["no log-probabilities"]:
+        return (
+            ". Only the local policy logs log-probabilities: collect with --policy local, or let rows count as sampled "
+            "from the reference with --set grpo.behaviour=reference"
+        )
+    if left_out["equal rewards in the group"] or left_out["alone in its group"]:
+        return ". A group teaches by its differences: collect with session.group_size of 4 or more"
+    return ""
+
+
+def trainer(
+    job: Job, base: Base, folder: RunFolder, model: Any, samples: Sequence[Sample], callbacks: list[Any]
+) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig
+
+    from training.grpo_trainer import OfflineGRPOTrainer
+
+    settings = job.settings.grpo
+    groups = len(samples) // settings.group_size
+    processes = _processes()
+    batch, per_step, accumulate = _batches(settings, groups, processes)
+    steps = settings.max_steps or ceil(groups // per_step * settings.epochs)
+    config = GRPOConfig(
+        **{**arguments(job, steps), "per_device_train_batch_size": batch},
+        gradient_accumulation_steps=accumulate,
+        steps_per_generation=accumulate,
+        num_iterations=1,
+        num_generations=settings.group_size,
+        max_completion_length=max(len(s.completion_ids) for s in samples),
+        temperature=one_temperature(samples),
+        beta=settings.kl,
+        epsilon=settings.clip,
+        epsilon_high=settings.clip_high,
+        loss_type=settings.loss,
+        importance_sampling_level=settings.ratio,
+        disable_dropout=True,
+    )
+    return OfflineGRPOTrainer(
+        folder=folder,
+        samples=samples,
+        model=model,
+        reward_funcs=_logged_reward,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": [""] * len(samples), "index": list(range(len(samples)))}),
+        processing_class=base.tokenizer,
+        callbacks=callbacks,
+    )
+
+
+def _batches(settings: GrpoSettings, groups: int, processes: int) -> tuple[int, int, int]:
+    """Rows a device at a time, groups a step, batches a step: a step holds whole groups, shared out evenly."""
+    for per_step in range(min(settings.groups_per_step, groups), 0, -1):
+        rows = per_step * settings.group_size
+        if rows % processes == 0:
+            here = rows // processes
+            batch = next(size for size in range(min(settings.batch_size, here), 0, -1) if here % size == 0)
+            return batch, per_step, here // batch
+    raise TrainingError(
+        f"{groups} groups of {settings.group_size} cannot be shared out over {processes} processes: set "
+        "grpo.group_size to a multiple of them, or give more rows"
+    )
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _logged_reward(**_: Any) -> list[float]:
+    raise TrainingError("nothing is sampled in an offline training, so nothing is rewarded")

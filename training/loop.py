@@ -1,0 +1,274 @@
+"""One training from its rows to its result: what SFT and GRPO share. Heavy imports inside the functions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from policy.base_model import CARD, Base, adapter_id, load_adapter
+from policy.compact import PROMPT_VERSION
+from tools.extras import install_command
+from tools.revision import commit
+from training.errors import TrainingError, TrainingStopped
+from training.folder import RunFolder
+from training.rows import ROW_VERSION
+from training.settings import LoopSettings, LoraSettings, TrainSettings
+
+PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
+
+
+@dataclass(frozen=True)
+class Job:
+    """``adapter``: trained on instead of beginning a new one. ``home``: where converted bases lie."""
+
+    kind: Literal["sft", "grpo"]
+    rows: Path
+    out: Path
+    settings: TrainSettings
+    home: Path
+    adapter: Path | None = None
+    fresh: bool = False
+    keep_checkpoints: bool = False
+    stop_requested: Callable[[], bool] = lambda: False
+    show: Callable[[str], None] = lambda line: None
+
+    @property
+    def loop(self) -> LoopSettings:
+        return self.settings.sft if self.kind == "sft" else self.settings.grpo
+
+
+@dataclass
+class Result:
+    """What a training came to; ``left_out`` counts rows by reason."""
+
+    out: Path
+    rows: int
+    left_out: Counter[str] = field(default_factory=Counter)
+    steps: int = 0
+    elapsed_s: float = 0.0
+    already: bool = False
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "out": str(self.out),
+            "rows": self.rows,
+            "left_out": {name: n for name, n in sorted(self.left_out.items()) if n},
+            "steps": self.steps,
+            "elapsed_s": round(self.elapsed_s, 1),
+            "already_finished": self.already,
+            "figures": self.figures,
+        }
+
+
+def check_installed() -> None:
+    """Raises TrainingError with the command that adds what is missing."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise TrainingError(f"training needs {', '.join(missing)}: {install_command('train')}")
+
+
+def is_main_process() -> bool:
+    """Of those that accelerate started; the only one that writes and prints."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+def asked(job: Job, base: Base) -> dict[str, Any]:
+    """run.json: what makes two trainings the same one."""
+    dumped = job.settings.model_dump(mode="json")
+    return {
+        "kind": job.kind,
+        "rows": {"file": job.rows.name, "sha256": _digest(job.rows)},
+        "base": {"name": base.name, "fingerprint": base.fingerprint},
+        "adapter": adapter_id(job.adapter) if job.adapter is not None else None,
+        "settings": {job.kind: dumped[job.kind], "lora": dumped["lora"], "reward": dumped["reward"]},
+        "formats": {"rows": ROW_VERSION, "prompt": PROMPT_VERSION},
+    }
+
+
+def trainable(base: Base, job: Job) -> Any:
+    """The model as it is trained: with a new adapter, with the given one, or as it is."""
+    if job.adapter is not None:
+        if job.loop.method == "full":
+            raise TrainingError("an adapter is trained on as an adapter: leave method=lora, or merge it into its base")
+        return load_adapter(base, job.adapter, trainable=True)
+    if job.loop.method == "full":
+        return base.model
+    return _with_lora(base.model, job.settings.lora, job.loop.seed)
+
+
+def arguments(job: Job, total_steps: int) -> dict[str, Any]:
+    """Of TRL's config classes, what SFT and GRPO have in common."""
+    import torch
+
+    loop = job.loop
+    on_gpu = torch.cuda.is_available() and job.settings.base.device != "cpu"
+    bf16 = on_gpu and job.settings.base.dtype != "float32" and torch.cuda.is_bf16_supported()
+    return {
+        "output_dir": str(job.out / "checkpoints"),
+        "per_device_train_batch_size": loop.batch_size,
+        "learning_rate": loop.learning_rate,
+        "lr_scheduler_type": loop.schedule,
+        "warmup_steps": int(loop.warmup * total_steps),
+        "weight_decay": loop.weight_decay,
+        "max_grad_norm": loop.max_grad_norm,
+        "num_train_epochs": loop.epochs,
+        "max_steps": loop.max_steps or -1,
+        "logging_steps": loop.log_steps,
+        "logging_first_step": True,
+        "save_strategy": "steps",
+        "save_steps": loop.save_steps,
+        "save_total_limit": loop.keep_checkpoints,
+        "seed": loop.seed,
+        "gradient_checkpointing": loop.gradient_checkpointing,
+        "use_cpu": not on_gpu,
+        "bf16": bf16,
+        "report_to": ["tensorboard"] if find_spec("tensorboard") is not None else "none",
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_num_workers": 0,
+    }
+
+
+def run(
+    job: Job, base: Base, folder: RunFolder, make_trainer: Callable[[list[Any]], Any], rows: int, left_out: Counter[str]
+) -> Result:
+    """Trains, or goes on, and writes the result. Raises TrainingError, or TrainingStopped with a checkpoint written."""
+    from training.watching import Metrics, StopBetweenSteps, newest_log, remove_checkpoints
+
+    begun = time.monotonic()
+    stopping = StopBetweenSteps(job.stop_requested)
+    trainer = make_trainer([Metrics(folder, job.show), stopping])
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+    newest = folder.resume_from()
+    if newest is not None:
+        job.show(f"going on from {newest.name}")
+    _train(trainer, newest)
+    steps = int(trainer.state.global_step)
+    if stopping.stopped:
+        raise TrainingStopped(f"stopped after step {steps} of {trainer.state.max_steps}")
+    result = Result(job.out, rows, left_out, steps, time.monotonic() - begun)
+    result.figures = newest_log(folder.metrics)
+    if is_main_process():
+        _write_result(trainer, job, base, folder, result)
+        if not job.keep_checkpoints:
+            remove_checkpoints(folder)
+    return result
+
+
+def finished(job: Job, folder: RunFolder) -> Result:
+    from training.watching import newest_log
+
+    return Result(job.out, 0, already=True, figures=newest_log(folder.metrics))
+
+
+def _train(trainer: Any, newest: Path | None) -> None:
+    import torch
+
+    try:
+        trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
+    except torch.cuda.OutOfMemoryError as error:
+        raise TrainingError(
+            "the GPU has too little memory for this batch: lower batch_size or max_length, or set "
+            "gradient_checkpointing=true; the same command goes on from the last checkpoint"
+        ) from error
+
+
+def _with_lora(model: Any, settings: LoraSettings, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+    from transformers import set_seed
+
+    set_seed(seed)  # the adapter begins random
+    targets: Any = settings.targets if settings.targets == "all-linear" else settings.targets.split(",")
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise TrainingError(f"lora.targets: {str(error).splitlines()[0]}") from error
+
+
+def _write_result(trainer: Any, job: Job, base: Base, folder: RunFolder, result: Result) -> None:
+    """Whole files only, training.json last: its presence says that the training is finished."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    new = Path(tempfile.mkdtemp(dir=job.out, prefix=".new-"))
+    try:
+        try:
+            _save(model, base, job, new)
+            for path in sorted(new.iterdir()):
+                path.replace(job.out / path.name)
+        except Exception as error:  # safetensors, torch and the system each have their own
+            raise TrainingError(
+                f"the result could not be written to {job.out} ({str(error).strip().splitlines()[0][:160]}): free some "
+                "space, and the same command goes on from the last checkpoint"
+            ) from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    folder.write_json(CARD, _card(job, base, result))
+
+
+def _save(model: Any, base: Base, job: Job, folder: Path) -> None:
+    if hasattr(model, "peft_config"):
+        for config in model.peft_config.values():
+            config.base_model_name_or_path = base.name  # never a place on this machine
+        _halved(model).save_pretrained(folder, selected_adapters=["default"])
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "README.md").unlink()  # peft's draft of a card
+    else:
+        model.config._name_or_path = base.name
+        model.save_pretrained(folder)
+        base.tokenizer.save_pretrained(folder)
+
+
+def _halved(model: Any) -> Any:
+    """Adapters travel with the repository: in bfloat16 they take half the room, and bases run in it anyway."""
+    import torch
+
+    for name, weight in model.named_parameters():
+        if ".default." in name or name.endswith(".default"):
+            weight.data = weight.data.to(torch.bfloat16)
+    return model
+
+
+def _card(job: Job, base: Base, result: Result) -> Mapping[str, Any]:
+    return {
+        **asked(job, base),
+        "result": result.as_json() | {"out": job.out.name},
+        "tokenizer": base.tokenizer_id,
+        "chat_template": "own" if base.template is None else base.template,
+        "commit": commit(),
+        "versions": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from agent.errors import ADVICE, EXIT_ERROR, EXIT_OK, AgentError, interrupted_code, refusal
+from agent.errors import ADVICE, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AgentError, interrupted_code, refusal
 from agent.streams import OutputLost
 
 DEBUG = "HGEMM_AGENT_DEBUG"
@@ -97,10 +97,12 @@ def leave_with(command: Callable[[], object]) -> int:
             return EXIT_OK
         complain(f"error: stdout cannot be written to: {lost}", lost)
         return EXIT_ERROR
-    except (typer.Abort, KeyboardInterrupt) as error:
-        return (
-            interrupted_code(error) if isinstance(error, KeyboardInterrupt) else interrupted_code(KeyboardInterrupt())
-        )
+    except typer.Exit as left:
+        return left.exit_code
+    except typer.Abort:
+        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        return interrupted_code(error)
     except Exception as error:
         complain(f"error: {_told(error)}", error)
         return EXIT_ERROR

@@ -11,10 +11,13 @@ import logging
 import os
 import queue
 import re
+import signal
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +227,11 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
     import dask
     import distributed
 
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise SweepError("the current folder is gone, and no worker can start in it: change to another") from error
+    _start_resource_tracker()
     with ExitStack() as stack:
         # A shape that ends worker after worker is given up by agent/sweep.py, not here: deaths of others count too.
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 5}))
@@ -253,8 +261,20 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
             )
             client = stack.enter_context(dask_api.Client(cluster, set_as_default=False))
         except (OSError, RuntimeError) as error:  # of a nanny: the current folder is gone, no process is left
-            raise SweepError(f"the local workers could not be started: {_sentence(_root(error))}") from error
+            raise SweepError(f"the local workers could not be started: {_sentence(error)}") from error
         yield client
+
+
+def _start_resource_tracker() -> None:
+    """The helper process of multiprocessing ignores ctrl-C and SIGTERM, but the end of a terminal would take it before
+    its clients, and its successor would show a traceback for each thing that it has never heard of."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which it inherits
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @contextmanager
@@ -352,12 +372,6 @@ def _no_workers(place: Place) -> str:
         f"no worker joined the scheduler {_address(place)} within {WORKERS_TIMEOUT_S:.0f} s: start them with "
         "`dask worker … --nthreads 1 --resources GPU=1`"
     )
-
-
-def _root(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _sentence(error: BaseException | None) -> str:

@@ -53,8 +53,9 @@ class SweepPlugin(WorkerPlugin):
     def setup(self, worker: Any) -> None:
         self._spec = self._specs.get(str(worker.name), self._default_spec)
         if self._specs and threading.current_thread() is threading.main_thread():
-            # Ctrl-C reaches the whole terminal group; local workers end when the driver says so.
+            # Ctrl-C and the end of a terminal reach its whole group; local workers end when the driver says so.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def teardown(self, worker: Any) -> None:
         if self._shop is not None:

@@ -234,6 +234,24 @@ def test_a_signal_among_the_imports(tmp_path: Path, record_path: Path, module: s
     assert not any("Traceback" in line or "Error" in line for line in said), said
 
 
+def test_a_signal_that_falls_into_a_destructor_is_not_lost() -> None:
+    """Python prints and drops what a __del__ raises; a sweep then went on to its end."""
+    code = (
+        "import os, signal, time\n"
+        "from agent.interrupt import raise_on_signals\n"
+        "class Dying:\n"
+        "    def __del__(self):\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        for _ in range(1000): pass\n"
+        "raise_on_signals()\n"
+        "Dying()\n"
+        "try: time.sleep(20)\n"
+        "except KeyboardInterrupt as error: print(error.exit_code)\n"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert (found.stdout, found.stderr) == ("143\n", "")
+
+
 def test_nohup_is_respected(tmp_path: Path, record_path: Path) -> None:
     command = f"$AGENT {words(optimize(record_path, evaluations=32))} -q"
     assert shell(tmp_path, f"trap '' HUP; {command} & P=$!; sleep 0.7; kill -HUP $P; wait $P").returncode == 0

@@ -196,6 +196,54 @@ def test_a_disk_that_fills_up_in_the_middle_loses_nothing(tmp_path: Path, limit_
     assert len(repeated) <= 4
 
 
+# --- signals, and files that are none ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
+def test_a_signal_ends_the_driver_and_its_workers(tmp_path: Path, number: int) -> None:
+    """To the whole group, as the end of a terminal does it."""
+    options = Options(str(tmp_path / "s.sqlite"), str(tmp_path / "log"), shapes(30), sleep_s=0.02)
+    code = (
+        "import sys; sys.path[:0] = sys.argv[2:]\n"
+        "from agent.edge import guarded, leave_with\nfrom agent.interrupt import raise_on_signals\n"
+        "from sweep_kit import Options, run_options\n"
+        "def command():\n    with guarded(): run_options(Options.from_json(sys.argv[1]))\n"
+        "if __name__ == '__main__':\n    raise_on_signals(); sys.exit(leave_with(command))\n"
+    )
+    script = tmp_path / "driver.py"
+    script.write_text(code)
+    command = [sys.executable, str(script), options.to_json(), str(ROOT), str(ROOT / "tests")]
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment(), cwd=tmp_path
+    )
+    until = time.monotonic() + 60
+    while not (tmp_path / "log").exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(process.pid, number)
+    said = process.communicate(timeout=60)[1]  # until its workers, which hold the other end, have ended with it
+    assert process.returncode == 128 + number and "Traceback" not in said, said
+    assert "interrupted" in said
+    done = run_kit(options)
+    assert done.returncode == 0 and done.stdout.count("\n") == 31, done.stderr
+
+
+def test_a_csv_that_is_a_device_stays_one(tmp_path: Path, recording: Path) -> None:
+    more = (
+        "--device",
+        f"replay:{recording}",
+        "--workers",
+        "1",
+        "--evaluations",
+        "4",
+        "--db",
+        str(tmp_path / "s.sqlite"),
+    )
+    found = agent("sweep", "--shapes", one_shape(tmp_path), *more, "--csv", "/dev/full", "-q")
+    assert "/dev/full cannot be written: No space left on device" in sentence(found)
+    assert "1 shapes: " in found.stdout, "the result is told all the same"
+    assert Path("/dev/full").is_char_device()
+
+
 # --- workers of one's own ---------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from agent.certify_cli import certify
+from agent.chat_cli import chat
 from agent.compare_cli import compare
 from agent.docs_cli import app as index_app
 from agent.docs_cli import docs
@@ -229,6 +230,13 @@ def record(
     device: Annotated[str, typer.Option(metavar="cuda:N", help="The GPU to measure.")] = "cuda:0",
     shapes: Annotated[Path | None, typer.Option(metavar="CSV", help="M,N,K a line; default: a spread of 128.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Finalists per shape.")] = 3,
+    server_top: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Time only N finalists in server mode; default: all.")
+    ] = None,
+    plans: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Only the N plans that the model ranks first; default: all.")
+    ] = None,
+    profiles: Annotated[bool, typer.Option(help="Take the ncu profile of each shape's best.")] = True,
     commit: Annotated[str, typer.Option(help="Source revision, kept as provenance.")] = "",
 ) -> None:
     """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
@@ -247,9 +255,12 @@ def record(
             "--deadline": deadline,
             "--shapes": shapes,
             "--top": top,
+            "--server-top": server_top,
+            "--plans": plans,
             "--commit": commit,
         }
-        code = record_families([f"{name}={value}" for name, value in given.items() if value is not None])
+        arguments = [f"{name}={value}" for name, value in given.items() if value is not None]
+        code = record_families(arguments + ([] if profiles else ["--no-profiles"]))
         raise typer.Exit(EXIT_ERROR if code == OUT_OF_TIME else code)
 
 
@@ -258,6 +269,7 @@ app.command()(sweep)
 app.command()(certify)
 app.command()(compare)
 app.command()(report)
+app.command()(chat)
 app.add_typer(model_app, name="model")
 app.command()(docs)
 app.command()(export_trajectories)

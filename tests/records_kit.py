@@ -13,7 +13,7 @@ from typing import Self
 from fakes import ScriptedDevice
 
 from tools.families import load_families
-from tools.recording import record
+from tools.recording import Scope, record
 
 ROOT = Path(__file__).resolve().parent.parent
 AGENT = [sys.executable, "-m", "agent.cli"]
@@ -106,7 +106,8 @@ class Nursery:
 
 
 def make_record(path: Path, *shapes: tuple[int, int, int], device: ScriptedDevice | None = None) -> Path:
-    record(device or ScriptedDevice(), load_families(), shapes, path, deadline_s=120, top=1000, echo=lambda line: None)
+    device = device or ScriptedDevice()
+    record(device, load_families(), shapes, path, deadline_s=120, scope=Scope(1000), echo=lambda line: None)
     return path
 
 

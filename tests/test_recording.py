@@ -17,8 +17,9 @@ from tests.fakes import BatchingDevice, ScriptedDevice, toy_families
 from tools.device import DeviceBroken
 from tools.families import accepted_plans
 from tools.hgemm import hgemm
+from tools.model_quality import measured
 from tools.record_writer import RecordWriter
-from tools.recording import main, record
+from tools.recording import Scope, main, record
 from tools.records import MODES, Reason, SanitizeResult, Status, Task, Variant
 from tools.replay import ReplayDevice
 from tools.sanitize_shapes import sanitize_tasks
@@ -133,10 +134,46 @@ def test_a_finished_recording_measures_nothing_again(out: Path) -> None:
 def test_more_finalists_or_plans_are_added_to_a_finished_recording(out: Path) -> None:
     run(ScriptedDevice(), out)
     more = ScriptedDevice()
-    run(more, out, top=5)
+    run(more, out, scope=Scope(5))
     assert {call.setting for call in more.calls if call.tool == "time"} == {f"{mode}/final" for mode in MODES}
     assert more.count("verify") == finals(5) - finals()
     assert more.count("profile") == 0
+
+
+def test_only_what_the_model_ranks_first_and_the_leaders_of_families(out: Path) -> None:
+    run(ScriptedDevice(), out, scope=Scope(plans=4))
+    replay = ReplayDevice(out)
+    for shape in SHAPES:
+        task = hgemm(*shape)
+        timed = {v.key for v in accepted_plans(FAMILIES, task) if replay.time(v, task, "offline", "screen").ok}
+        assert 4 <= len(timed) <= 4 + len(FAMILIES) < PLANS_OF[shape]
+    assert measured(replay.records, FAMILIES) == ([], 3)
+    rest = ScriptedDevice()
+    run(rest, out)
+    assert len(measured(ReplayDevice(out).records, FAMILIES)[0]) == 3
+    again = ScriptedDevice()
+    run(again, out, scope=Scope(plans=4))
+    assert not again.calls
+
+
+def test_the_server_mode_of_the_first_finalists_only(out: Path) -> None:
+    device = ScriptedDevice()
+    run(device, out, scope=Scope(top=3, server_top=1))
+    of_mode = Counter(call.setting for call in device.calls if call.tool == "time")
+    assert of_mode["offline/final"] == of_mode["rotating/final"] == finals(3)
+    assert len(SHAPES) <= of_mode["server/final"] < finals(3)
+
+
+def test_profiles_can_be_left_for_later(out: Path) -> None:
+    device = ScriptedDevice()
+    run(device, out, scope=Scope(profiles=False))
+    assert device.count("profile") == 0
+    silent = ScriptedDevice()
+    run(silent, out, scope=Scope(profiles=False))
+    assert not silent.calls
+    later = ScriptedDevice()
+    run(later, out)
+    assert Counter(call.tool for call in later.calls) == {"profile": len(SHAPES)}
 
 
 def test_a_profile_that_was_not_to_be_had_is_taken_later(out: Path) -> None:

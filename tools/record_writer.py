@@ -116,13 +116,13 @@ class RecordWriter(Records):
             "UPDATE tasks SET done = ?, best = ? WHERE task_id = ?", digest, best.key if best else None, task.task_id
         )
 
-    def is_done(self, task: Task, digest: str) -> bool:
-        """Whether exactly this was measured at ``task``, the profile included."""
+    def is_done(self, task: Task, digest: str, with_profile: bool = True) -> bool:
+        """Whether exactly this was measured at ``task``, the profile of its best included where that is wanted."""
         rows = self._all("SELECT done, best FROM tasks WHERE task_id = ?", (task.task_id,))
         if not rows or rows[0][0] != digest:
             return False
         best = rows[0][1]
-        return best is None or self.profiled(best, task.task_id) is not None
+        return not with_profile or best is None or self.profiled(best, task.task_id) is not None
 
     def put_compile(self, variant: Variant, result: CompileResult) -> None:
         """Without its log, which is long and says nothing that the other fields do not."""

@@ -1,8 +1,9 @@
 """Measure families on a GPU and keep the answers in a record file: what ``replay:h200`` later answers from.
 
-Per shape: baselines; every plan that takes the shape through compile, verify quick and a screen timing; the best few
-through verify full, sanitize and final timings in every mode; a profile of the best one. Whatever the file holds
-already is not measured again, so an interrupted recording is resumed by the same command.
+Per shape: baselines; every plan that takes the shape (or those that the analytical model ranks first) through compile,
+verify quick and a screen timing; the best few through verify full, sanitize and final timings in every mode; a profile
+of the best one. Whatever the file holds already is not measured again, so an interrupted recording is resumed by the
+same command.
 
 By hand, on a host with a GPU: ``python -m tools.recording --device cuda:0 --out FILE --deadline 500``.
 """
@@ -10,48 +11,26 @@ By hand, on a host with a GPU: ``python -m tools.recording --device cuda:0 --out
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 from tools.device import Device, DeviceBroken
 from tools.families import ManifestError, accepted_plans, load_families
 from tools.gate import MemoryResults, Toolbox
 from tools.hgemm import ShapeError, hgemm
+from tools.model import ModelError, rank
 from tools.record_writer import RecordWriter
-from tools.records import (
-    MODES,
-    BaselineResult,
-    Budget,
-    Clocks,
-    CompileResult,
-    Depth,
-    DeviceInfo,
-    Evaluation,
-    Family,
-    Mode,
-    Outcome,
-    ProfileResult,
-    SanitizeResult,
-    Status,
-    Task,
-    TimingResult,
-    Variant,
-    VerifyResult,
-    content_hash,
-)
-from tools.replay import covers
+from tools.recording_device import RecordingDevice
+from tools.records import MODES, DeviceInfo, Evaluation, Family, Status, Task, Variant, content_hash
 from tools.sanitize_shapes import sanitize_tasks
 from tools.shapes import Shape, parse_shapes_csv, regime, spread
 
 #: Exit code of ``main`` when the deadline came first.
 OUT_OF_TIME = 3
-COMMIT_EVERY_S = 5.0
 #: Starting ncu costs as much as some ten profiles; a deadline loses what waits for the batch to fill.
 PROFILE_BATCH = 16
 SANITIZE_BATCH = 128
@@ -61,25 +40,22 @@ FINALISTS_PER_PLACE = 2
 Echo = Callable[[str], None]
 
 
-@runtime_checkable
-class CompilesMany(Protocol):
-    """A device that compiles several variants at once, on ``jobs`` processes; results in the order asked."""
+@dataclass(frozen=True)
+class Scope:
+    """How much is recorded of a shape. Regret can be computed only where ``plans`` is None."""
 
-    def compile_many(self, variants: Sequence[Variant], jobs: int) -> list[CompileResult]: ...
+    #: Finalists: verify full, sanitize, final timings.
+    top: int = 3
+    #: Of the finalists, so many are timed in server mode too, whose rounds are mostly waiting; None: all.
+    server_top: int | None = None
+    #: The plans that the analytical model ranks first, and its first of each family; None: every plan.
+    plans: int | None = None
+    profiles: bool = True
 
-
-@runtime_checkable
-class ProfilesMany(Protocol):
-    """A device that profiles several candidates under one ncu process; results in the order asked."""
-
-    def profile_many(self, pairs: Sequence[tuple[Variant, Task]]) -> list[ProfileResult]: ...
-
-
-@runtime_checkable
-class SanitizesMany(Protocol):
-    """A device that sanitizes several candidates in one process; results in the order asked."""
-
-    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> list[SanitizeResult]: ...
+    def digest(self, variants: Iterable[Variant]) -> str:
+        """Of all that makes the recording of a shape complete but its profile."""
+        keys = [variant.key for variant in variants]
+        return content_hash([self.top, *keys] if self.server_top is None else [self.top, self.server_top, *keys])
 
 
 @dataclass(frozen=True)
@@ -113,123 +89,6 @@ class _Deadline:
             raise _OutOfTimeError
 
 
-class _Through:
-    """A device that answers from the record file where it can, and otherwise measures and adds to it."""
-
-    def __init__(self, device: Device, writer: RecordWriter) -> None:
-        self._device = device
-        self._writer = writer
-        self._committed = time.monotonic()
-        self._clocks: tuple[int, int] | None = None
-        self._profiled: dict[tuple[str, str], ProfileResult] = {}  # also what the file does not keep (UNAVAILABLE)
-        self.measured = 0
-        self.unavailable = 0  # answers that this host could not give; profiles are looked after by RecordWriter.is_done
-
-    @property
-    def info(self) -> DeviceInfo:
-        return self._device.info
-
-    def compile(self, variant: Variant) -> CompileResult:
-        known = self._writer.compiled(variant.key)
-        return known or self._keep_compile(variant, self._device.compile(variant))
-
-    def compile_many(self, variants: Sequence[Variant], jobs: int) -> bool:
-        """False if the device cannot. Warms the device's own cache too, so recorded compiles are asked for again."""
-        if not isinstance(self._device, CompilesMany):
-            return False
-        for variant, result in zip(variants, self._device.compile_many(variants, jobs), strict=True):
-            self._keep_compile(variant, result)
-        return True
-
-    def verify(self, variant: Variant, task: Task, depth: Depth) -> VerifyResult:
-        known = self._writer.verified(variant.key, task.task_id, depth)
-        if known is None:
-            known = self._device.verify(variant, task, depth)
-            self._writer.put_verify(variant, task, known)
-            self._count(known)
-        return known
-
-    def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
-        known = self._sanitized(variant, tasks)
-        if known is None:
-            known = self._device.sanitize(variant, tasks)
-            self._writer.put_sanitize(variant, known)
-            self._count(known)
-        return known
-
-    def _sanitized(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult | None:
-        known = self._writer.sanitized(variant.key)
-        return known if known is not None and (known.status is Status.FAILED or covers(known, tasks)) else None
-
-    @property
-    def sanitizes_many(self) -> bool:
-        return isinstance(self._device, SanitizesMany)
-
-    def sanitize_many(self, items: Sequence[tuple[Variant, Sequence[Task]]]) -> None:
-        """Plans whose result is known are left out."""
-        todo = [(variant, tasks) for variant, tasks in items if self._sanitized(variant, tasks) is None]
-        if todo and isinstance(self._device, SanitizesMany):
-            for (variant, _), result in zip(todo, self._device.sanitize_many(todo), strict=True):
-                self._writer.put_sanitize(variant, result)
-                self._count(result)
-
-    def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
-        known = self._writer.timed(variant.key, task.task_id, mode, budget)
-        if known is None:
-            known = self._device.time(variant, task, mode, budget)
-            self._writer.put_timing(variant, task, known)
-            self._note_clocks(known.clocks)
-            self._count(known)
-        return known
-
-    def profile(self, variant: Variant, task: Task) -> ProfileResult:
-        known = self._profiled.get((variant.key, task.task_id)) or self._writer.profiled(variant.key, task.task_id)
-        return known or self._keep_profile(variant, task, self._device.profile(variant, task))
-
-    def profile_many(self, pairs: Sequence[tuple[Variant, Task]]) -> None:
-        todo = [pair for pair in pairs if self._writer.profiled(pair[0].key, pair[1].task_id) is None]
-        if todo and isinstance(self._device, ProfilesMany):
-            for (variant, task), result in zip(todo, self._device.profile_many(todo), strict=True):
-                self._keep_profile(variant, task, result)
-
-    def baselines(self, task: Task, mode: Mode, budget: Budget) -> BaselineResult:
-        known = self._writer.baselines(task.task_id, mode, budget)
-        if known is None:
-            known = self._device.baselines(task, mode, budget)
-            self._writer.put_baselines(task, known)
-            self._writer.put_meta({"library": known.library})
-            self._count(known)
-        return known
-
-    def close(self) -> None:
-        """The device belongs to the caller."""
-
-    def _keep_compile(self, variant: Variant, result: CompileResult) -> CompileResult:
-        self._writer.put_compile(variant, result)
-        self._writer.put_meta({"compiler": result.compiler or ""})
-        self._count(result)
-        return result
-
-    def _keep_profile(self, variant: Variant, task: Task, result: ProfileResult) -> ProfileResult:
-        self._writer.put_profile(variant, task, result)
-        self._profiled[variant.key, task.task_id] = result
-        self._count(None)
-        return result
-
-    def _note_clocks(self, clocks: Clocks | None) -> None:
-        if clocks is not None:
-            low, high = self._clocks or (clocks.sm_mhz_median, clocks.sm_mhz_median)
-            self._clocks = (min(low, clocks.sm_mhz_median), max(high, clocks.sm_mhz_median))
-            self._writer.put_meta({"clocks": json.dumps({"sm_mhz_median_range": self._clocks})})
-
-    def _count(self, result: Outcome | None) -> None:
-        self.measured += 1
-        self.unavailable += result is not None and result.status is Status.UNAVAILABLE
-        if time.monotonic() - self._committed > COMMIT_EVERY_S:
-            self._writer.commit()
-            self._committed = time.monotonic()
-
-
 def record(
     device: Device,
     families: Mapping[str, Family],
@@ -237,7 +96,7 @@ def record(
     out_path: Path,
     *,
     deadline_s: float,
-    top: int = 3,
+    scope: Scope = Scope(),
     jobs: int | None = None,
     commit: str = "",
     echo: Echo = _say,
@@ -252,15 +111,15 @@ def record(
     done = 0
     with RecordWriter(out_path, device.info) as writer:
         writer.put_meta({"commit": commit})
-        through = _Through(device, writer)
+        through = RecordingDevice(device, writer)
         toolbox = Toolbox(through, MemoryResults(), families)
         profiles = _Profiles(through, toolbox, deadline)
         finished = True
         try:
-            wanted = {task.task_id: accepted_plans(dict(families), task) for task in tasks}
+            wanted = {task.task_id: _wanted(writer, families, task, scope, device.info) for task in tasks}
             writer.check_contents({v.key: v for variants in wanted.values() for v in variants}.values())
-            digests = {key: content_hash([top, *(v.key for v in variants)]) for key, variants in wanted.items()}
-            todo = [task for task in tasks if not writer.is_done(task, digests[task.task_id])]
+            digests = {key: scope.digest(variants) for key, variants in wanted.items()}
+            todo = [task for task in tasks if not writer.is_done(task, digests[task.task_id], scope.profiles)]
             done = len(tasks) - len(todo)
             if done:
                 echo(f"{done} of {len(tasks)} shapes are in {out_path} already")
@@ -268,8 +127,8 @@ def record(
             _sanitize_ahead(through, families, wanted, todo, deadline, echo)
             for task in todo:
                 before, lacking, started = through.measured, through.unavailable, time.monotonic()
-                best, line = _record_task(toolbox, wanted[task.task_id], task, top, deadline)
-                if best is not None:
+                best, line = _record_task(toolbox, wanted[task.task_id], task, scope, deadline)
+                if best is not None and scope.profiles:
                     profiles.add(best, task)
                 if through.unavailable == lacking:  # else a host that has the tool completes it
                     writer.mark_done(task, digests[task.task_id], best)
@@ -288,6 +147,20 @@ def record(
             profiles.flush(late=True)
             echo(f"deadline: {done} of {len(tasks)} shapes are complete in {out_path}; the same command goes on")
         return RecordingSummary(done, len(tasks), through.measured, finished)
+
+
+def _wanted(
+    writer: RecordWriter, families: Mapping[str, Family], task: Task, scope: Scope, info: DeviceInfo
+) -> list[Variant]:
+    """The plans to be recorded at ``task``. What the file holds of others there competes for the final timings."""
+    every = accepted_plans(dict(families), task)
+    if scope.plans is None:
+        return every
+    by_id = {variant.plan.plan_id: variant for variant in every if variant.plan is not None}
+    ranking = [ranked.plan for ranked in rank([v.plan for v in by_id.values() if v.plan], task, info)]
+    leaders = {plan.family: plan for plan in reversed(ranking)}
+    chosen = {plan.plan_id for plan in (*ranking[: scope.plans], *leaders.values())}
+    return [v for key, v in by_id.items() if key in chosen or writer.timed(v.key, task.task_id, "offline", "screen")]
 
 
 def _unmeasured(writer: RecordWriter, wanted: Mapping[str, Sequence[Variant]], tasks: Iterable[Task]) -> list[Variant]:
@@ -310,7 +183,9 @@ def _screened(writer: RecordWriter, variant: Variant, task: Task) -> bool:
     return writer.timed(variant.key, task.task_id, "offline", "screen") is not None
 
 
-def _compile_ahead(through: _Through, variants: Sequence[Variant], jobs: int, deadline: _Deadline, echo: Echo) -> None:
+def _compile_ahead(
+    through: RecordingDevice, variants: Sequence[Variant], jobs: int, deadline: _Deadline, echo: Echo
+) -> None:
     """In batches, so that the deadline is looked at and progress shown."""
     batch = 4 * jobs
     for start in range(0, len(variants), batch):
@@ -321,7 +196,7 @@ def _compile_ahead(through: _Through, variants: Sequence[Variant], jobs: int, de
 
 
 def _sanitize_ahead(
-    through: _Through,
+    through: RecordingDevice,
     families: Mapping[str, Family],
     wanted: Mapping[str, Sequence[Variant]],
     todo: Sequence[Task],
@@ -345,7 +220,7 @@ def _sanitize_ahead(
 
 
 def _record_task(
-    toolbox: Toolbox, variants: Sequence[Variant], task: Task, top: int, deadline: _Deadline
+    toolbox: Toolbox, variants: Sequence[Variant], task: Task, scope: Scope, deadline: _Deadline
 ) -> tuple[Variant | None, str]:
     """The best finalist, which is worth a profile, and a progress line."""
     deadline.check()
@@ -357,8 +232,9 @@ def _record_task(
     timed = [(variant, evaluation) for variant, evaluation in evaluated if evaluation.ok]
     timed.sort(key=lambda pair: (-(pair[1].ratio or 0.0), (pair[1].timing and pair[1].timing.time_us) or 0.0))
     finalists: list[Variant] = []
-    for variant, _ in timed[: top * FINALISTS_PER_PLACE]:
-        if len(finalists) < top and _finish(toolbox, variant, task, deadline):
+    for variant, _ in timed[: scope.top * FINALISTS_PER_PLACE]:
+        in_server = scope.server_top is None or len(finalists) < scope.server_top
+        if len(finalists) < scope.top and _finish(toolbox, variant, task, deadline, in_server):
             finalists.append(variant)
     # Winners are kept per layout of B, each against the baseline of its own layout.
     for layout in {variant.b_layout for variant, _ in timed} - {variant.b_layout for variant in finalists}:
@@ -378,7 +254,7 @@ def _record_task(
     return (finalists or [winner])[0], f"{line}{ratio} {winner.label}"
 
 
-def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline) -> bool:
+def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline, in_server: bool = True) -> bool:
     """Verify full, sanitize, final timings. False if the candidate fell on the way. No sanitizer here is no failure."""
     deadline.check()
     if not toolbox.verify(variant, task, "full").ok:
@@ -386,7 +262,7 @@ def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline)
     deadline.check()
     if toolbox.sanitize(variant, task).status is Status.FAILED:
         return False
-    for mode in MODES:
+    for mode in (mode for mode in MODES if in_server or mode != "server"):
         deadline.check()
         toolbox.time(variant, task, mode, "final")
     return True
@@ -395,7 +271,7 @@ def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline)
 class _Profiles:
     """Profiles to be taken, gathered over shapes because starting ncu costs more than a profile."""
 
-    def __init__(self, through: _Through, toolbox: Toolbox, deadline: _Deadline) -> None:
+    def __init__(self, through: RecordingDevice, toolbox: Toolbox, deadline: _Deadline) -> None:
         self._through = through
         self._toolbox = toolbox
         self._deadline = deadline
@@ -425,6 +301,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", type=Path, metavar="CSV", help="M,N,K a line (default: the built-in spread)")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N shapes")
     parser.add_argument("--top", type=int, default=3, help="finalists a shape (default 3)")
+    parser.add_argument(
+        "--server-top", type=int, metavar="N", help="time only N finalists in server mode (default all)"
+    )
+    parser.add_argument(
+        "--plans", type=int, metavar="N", help="only the N plans that the analytical model ranks first (default: all)"
+    )
+    parser.add_argument("--no-profiles", action="store_true", help="take no profiles")
     parser.add_argument("--jobs", type=int, help="compile processes (default: one a core)")
     parser.add_argument("--commit", default="", help="source revision, kept as provenance")
     options = parser.parse_args(arguments)
@@ -444,13 +327,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 shapes[: options.limit],
                 options.out,
                 deadline_s=options.deadline,
-                top=options.top,
+                scope=Scope(options.top, options.server_top, options.plans, not options.no_profiles),
                 jobs=options.jobs,
                 commit=options.commit,
             )
         finally:
             device.close()
-    except (DeviceBroken, ManifestError, ShapeError) as error:
+    except (DeviceBroken, ManifestError, ModelError, ShapeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -8,8 +8,10 @@ import os
 import shutil
 import tempfile
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -79,6 +81,18 @@ def check_installed() -> None:
         raise TrainingError(f"training needs {', '.join(missing)}: {install_command('train')}")
 
 
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """What they warn of concerns whoever calls them, not whoever runs this command."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers.utils import logging
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield
+
+
 def is_main_process() -> bool:
     """Of those that accelerate started; the only one that writes and prints."""
     return int(os.environ.get("RANK", "0")) == 0
@@ -145,13 +159,13 @@ def run(
     job: Job, base: Base, folder: RunFolder, make_trainer: Callable[[list[Any]], Any], rows: int, left_out: Counter[str]
 ) -> Result:
     """Trains, or goes on, and writes the result. Raises TrainingError, or TrainingStopped with a checkpoint written."""
+    from transformers import PrinterCallback
+
     from training.watching import Metrics, StopBetweenSteps, newest_log, remove_checkpoints
 
     begun = time.monotonic()
     stopping = StopBetweenSteps(job.stop_requested)
     trainer = make_trainer([Metrics(folder, job.show), stopping])
-    from transformers import PrinterCallback
-
     trainer.remove_callback(PrinterCallback)
     newest = folder.resume_from()
     if newest is not None:
@@ -214,6 +228,7 @@ def _write_result(trainer: Any, job: Job, base: Base, folder: RunFolder, result:
         try:
             _save(model, base, job, new)
             for path in sorted(new.iterdir()):
+                path.chmod(0o644)
                 path.replace(job.out / path.name)
         except Exception as error:  # safetensors, torch and the system each have their own
             raise TrainingError(
@@ -229,7 +244,8 @@ def _save(model: Any, base: Base, job: Job, folder: Path) -> None:
     if hasattr(model, "peft_config"):
         for config in model.peft_config.values():
             config.base_model_name_or_path = base.name  # never a place on this machine
-        _halved(model).save_pretrained(folder, selected_adapters=["default"])
+        # Embeddings are not trained; to find out whether they were, peft would ask the hub.
+        _halved(model).save_pretrained(folder, selected_adapters=["default"], save_embedding_layers=False)
         with contextlib.suppress(FileNotFoundError):
             (folder / "README.md").unlink()  # peft's draft of a card
     else:

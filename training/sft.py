@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from math import ceil
 from typing import Any
 
 from policy.base_model import Base, load_base
 from training.errors import TrainingError
 from training.folder import RunFolder
-from training.loop import Job, Result, arguments, asked, check_installed, finished, is_main_process, run, trainable
+from training.loop import (
+    Job,
+    Result,
+    arguments,
+    asked,
+    check_installed,
+    finished,
+    is_main_process,
+    quiet_libraries,
+    run,
+    trainable,
+)
 from training.rows import Row, read_rows
 from training.samples import Sample, imitated, samples_of
 from training.settings import SftSettings
@@ -20,12 +32,11 @@ def train_sft(job: Job) -> Result:
     """Raises TrainingError, TrainingStopped, ModelError. The same call goes on where a stopped one was."""
     rows = read_rows(job.rows)
     check_installed()
-    base = load_base(job.settings.base, job.home)
-    folder = RunFolder(job.out)
-    if is_main_process():
-        with folder.locked():
+    with quiet_libraries():
+        base = load_base(job.settings.base, job.home)
+        folder = RunFolder(job.out)
+        with folder.locked() if is_main_process() else nullcontext():
             return _in_folder(job, base, folder, rows)
-    return _in_folder(job, base, folder, rows)
 
 
 def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:

@@ -139,6 +139,6 @@ def newest_log(folder: Path) -> dict[str, Any]:
         return {}
     for line in reversed(lines):
         row = json.loads(line)
-        if "loss" in row or "train_loss" in row:
+        if "loss" in row:
             return dict(row)
     return {}

@@ -90,7 +90,9 @@ def template_for(tokenizer: Tokenizer) -> str | None:
     """None where the base's own chat template shows tools and calls; ours otherwise."""
     if not tokenizer.chat_template:
         return own_template()
-    tools = tool_messages([ToolSchema(name="probe_tool", description="d", parameters={"type": "object"})])
+    tools = tool_messages(
+        [ToolSchema(name="probe_tool", description="d", parameters={"type": "object", "properties": {}})]
+    )
     call = call_message("call-0", "probe_call", {"probe_argument": 1})
     told = [{"role": "user", "content": "probe"}]
     said = {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -176,7 +176,8 @@ def row_of(
 
 
 def tools_json(tools: Iterable[ToolSchema]) -> str:
-    return json.dumps([tool.model_dump(mode="json") for tool in tools], sort_keys=True)
+    """In the order of a live request: another order would be another prompt."""
+    return json.dumps([tool.model_dump(mode="json") for tool in tools])
 
 
 def _parted(steps: tuple[Step, ...]) -> tuple[tuple[Step, ...], tuple[Step, ...]]:

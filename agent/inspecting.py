@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 from agent import session as sessions
@@ -18,6 +19,7 @@ from agent.errors import AgentError, UsageError
 from agent.finish import admitted
 from agent.session import CHECKPOINTS, SessionConfig
 from agent.state import Finalist, SessionState
+from inspection.answers import View
 from inspection.trace import Final, RolloutEnd, Trace, TraceStep, finish_step, rollout_number, search_steps
 from memory.answer_ids import final_id
 from memory.exemplars_read import Tried, tried
@@ -303,3 +305,27 @@ def _tail(path: Path) -> str:
             return file.read(LOG_TAIL_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+class Watch:
+    """A session read again whenever it has changed. Threads may share one."""
+
+    def __init__(self, home: Path, session_id: str, families: Mapping[str, Family] | None = None) -> None:
+        self._home, self._session_id, self._families = home, session_id, families
+        self._lock = Lock()
+        self._stamp: tuple[object, ...] = ()
+        self._trace: Trace | None = None
+
+    @contextmanager
+    def view(self) -> Iterator[View]:
+        """As it is now. Raises as ``opened``."""
+        with opened(self._home, self._session_id, self._families) as reader:
+            self._families = reader.families
+            yield View(self._current(reader), reader.tried)
+
+    def _current(self, reader: Reader) -> Trace:
+        with self._lock:
+            stamp = fingerprint(self._home, self._session_id)
+            if self._trace is None or stamp != self._stamp:
+                self._trace, self._stamp = reader.trace(), stamp
+            return self._trace

@@ -20,7 +20,7 @@ from tools.hgemm import hgemm
 from tools.model_quality import measured
 from tools.record_writer import RecordWriter
 from tools.recording import Scope, main, record
-from tools.records import MODES, Reason, SanitizeResult, Status, Task, Variant
+from tools.records import MODES, Budget, Mode, Reason, SanitizeResult, Status, Task, TimingResult, Variant
 from tools.replay import ReplayDevice
 from tools.sanitize_shapes import sanitize_tasks
 
@@ -108,6 +108,24 @@ def test_the_finalists_are_the_best(out: Path) -> None:
         taken = {c.key for c in device.calls if c[0] == "time" and c[2:] == (task_id, "server/final")}
         assert taken == finalists(shape)
         assert [c.key for c in device.calls if c.tool == "profile" and c.task_id == task_id] == [best_of(shape)]
+
+
+def test_the_profile_is_of_the_best_at_the_final_budget(out: Path) -> None:
+    """A screening chooses who is timed again, not who wins."""
+    task = hgemm(*SHAPES[0])
+
+    class Fickle(ScriptedDevice):
+        def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
+            found = super().time(variant, task, mode, budget)
+            if budget == "screen" or variant.key != best_of(SHAPES[0]):
+                return found
+            return found.model_copy(update={"rows": tuple(r.model_copy(update={"ratio": 0.1}) for r in found.rows)})
+
+    device = Fickle()
+    run(device, out)
+    profiled = {c.key for c in device.calls if c.tool == "profile" and c.task_id == task.task_id}
+    assert len(profiled) == 1 and profiled < finalists(SHAPES[0]) - {best_of(SHAPES[0])}
+    assert {ReplayDevice(out).records.best_of(task.task_id)} == profiled
 
 
 def test_a_finalist_that_falls_gives_its_place_to_the_next(out: Path) -> None:

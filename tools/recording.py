@@ -25,7 +25,7 @@ from tools.hgemm import ShapeError, hgemm
 from tools.model import ModelError, rank
 from tools.record_writer import RecordWriter
 from tools.recording_device import RecordingDevice
-from tools.records import MODES, DeviceInfo, Evaluation, Family, Status, Task, Variant, content_hash
+from tools.records import HEADLINE_REFERENCE, MODES, DeviceInfo, Evaluation, Family, Status, Task, Variant, content_hash
 from tools.sanitize_shapes import sanitize_tasks
 from tools.shapes import Shape, parse_shapes_csv, regime, spread
 
@@ -249,9 +249,12 @@ def _record_task(
     line = f"{len(evaluated)} plans, {len(timed)} timed, {len(finalists)} finalists"
     if not timed:
         return None, line
-    winner, evaluation = timed[0]
-    ratio = "" if evaluation.ratio is None else f", best {evaluation.ratio:.3f}x"
-    return (finalists or [winner])[0], f"{line}{ratio} {winner.label}"
+    if not finalists:
+        return timed[0][0], f"{line}, best screened {timed[0][1].ratio or 0:.3f}x {timed[0][0].label}"
+    finals = {v.key: toolbox.time(v, task, "offline", "final").row(HEADLINE_REFERENCE) for v in finalists}
+    ratios = {key: 0.0 if row is None else row.ratio for key, row in finals.items()}
+    winner = max(finalists, key=lambda variant: ratios[variant.key])
+    return winner, f"{line}, best {ratios[winner.key]:.3f}x {winner.label}"
 
 
 def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline, in_server: bool = True) -> bool:

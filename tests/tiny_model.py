@@ -1,4 +1,4 @@
-"""A chat model of two layers with random weights and a byte-level tokenizer, made in a second: what trainings are tested on.
+"""A chat model of two layers with random weights and a byte-level tokenizer: what trainings are tested on.
 
 Its context is long enough for real rows, a token a byte.
 """

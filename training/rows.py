@@ -6,6 +6,7 @@ A row without tokens was made by a policy that does not tell them; training make
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,11 +169,10 @@ def _row(line: bytes, where: str, cut: bool) -> Row:
         if first["type"] == "json_invalid":
             told = "the file was cut off in the middle" if cut else "it is not JSON"
             raise TrainingError(f"{where}: {told}: export it again, or delete that line") from error
-        raise TrainingError(_misfit(where, error)) from error
+        raise TrainingError(_misfit(where, error, json.loads(line))) from error
 
 
-def _misfit(where: str, error: ValidationError) -> str:
-    data = error.errors(include_url=False)[0].get("input")
+def _misfit(where: str, error: ValidationError, data: Any) -> str:
     found = data.get("version") if isinstance(data, dict) else None
     if isinstance(found, int) and found > ROW_VERSION:
         return f"{where} is of format {found}, newer than the {ROW_VERSION} that this program reads: update hgemm-agent"
@@ -195,7 +195,7 @@ def _parquet(path: Path) -> Iterator[Row]:
         try:
             yield Row.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
-            raise TrainingError(_misfit(f"{path} row {number}", error)) from error
+            raise TrainingError(_misfit(f"{path} row {number}", error, fields)) from error
 
 
 def _first_line(error: Exception) -> str:

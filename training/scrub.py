@@ -15,10 +15,12 @@ _KEYS = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     re.DOTALL,
 )
-#: Two parts at least, so that a division is none; the file's own name may stay, for compilers name it in messages.
-_POSIX = re.compile(r"(?<![\w/.\])}])/(?:[\w.+@~-]+/)+([\w.+@~-]*)")
-_HOME = re.compile(r"(?<![\w/])~[\w.-]*/(?:[\w.+@-]+/)*([\w.+@-]*)")
-_WINDOWS = re.compile(r"(?<!\w)[A-Za-z]:\\(?:[^\\\s:*?\"<>|]+\\)*([^\\\s:*?\"<>|]*)")
+#: Two parts at least, so that a division is none.
+_POSIX = re.compile(r"(?<![\w/.\])}])/[\w.+@~-]+(?:/[\w.+@~-]+)+/?")
+_HOME = re.compile(r"(?<![\w/])~[\w.-]*(?:/[\w.+@-]+)+/?")
+_WINDOWS = re.compile(r"(?<!\w)[A-Za-z]:(?:\\[^\\\s:*?\"<>|]+)+\\?")
+#: The name of a file may stay, for compilers name it in messages; that of a folder may be a person's.
+_FILE = re.compile(r"[\w+@~-][\w.+@~-]*\.\w{1,8}$")
 _FILE_URL = re.compile(r"file://[^\s\"'<>]+")
 PLACE = "[path]"
 
@@ -39,5 +41,10 @@ def scrub_text(text: str, secrets: Secrets) -> str:
         return _KEYS.sub(REDACTED, secrets.message(text))
     text = _FILE_URL.sub(PLACE, _KEYS.sub(REDACTED, secrets.message(text)))
     for pattern in (_POSIX, _HOME, _WINDOWS):
-        text = pattern.sub(lambda found: PLACE + (f"/{found.group(1)}" if found.group(1) else ""), text)
+        text = pattern.sub(_placeless, text)
     return text
+
+
+def _placeless(found: re.Match[str]) -> str:
+    name = _FILE.search(re.split(r"[/\\]", found.group())[-1])
+    return f"{PLACE}/{name.group()}" if name is not None else PLACE

@@ -220,6 +220,20 @@ def test_table_2(tables: Tables, oracle: Oracle) -> None:
             ]
 
 
+def test_the_mean_weighted_by_the_sizes_of_the_grid(report: Report, oracle: Oracle) -> None:
+    dims = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+    products = [m * n * k for m in dims for n in dims for k in dims]
+    for mode in MODE_TITLES:
+        parts = []
+        for lo, hi in BINS.values():
+            found = oracle.ratios(mode, lo=lo, hi=hi)
+            ratios = [row[0] for row in found if {int(d) for d in row[-1].split("x")} <= set(dims)]
+            share = sum(lo <= product < hi for product in products) / 1000
+            parts.append(share * (np.mean(ratios) - 1) if ratios else np.nan)
+        expected = None if np.isnan(parts).any() else pytest.approx(sum(parts))
+        assert report.grid_weighted[mode] == expected
+
+
 def test_table_3(tables: Tables, oracle: Oracle) -> None:
     for mode, title in MODE_TITLES.items():
         rows = tables["Table 3. By size", title][1:]

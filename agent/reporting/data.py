@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from statistics import mean, median
 
 from agent.reporting import evidence
 from agent.reporting.kernels import describe_kernels
@@ -28,9 +28,10 @@ from agent.reporting.model import (
     ShapeReport,
     SizeBin,
 )
-from agent.reporting.sizes import EVENT_RESOLUTION_US, PANELS, SIZE_BINS, in_bin, size_of
+from agent.reporting.sizes import EVENT_RESOLUTION_US, PANELS, SIZE_BINS, grid_shapes, in_bin, on_grid, size_of
 from agent.reporting.stats import Sample, std, summarise, with_fallback
 from agent.reporting.winners import Winners, choose
+from tools.hgemm import GRID_DIMS
 from tools.records import HEADLINE_REFERENCE, MODES, Family, Mode, TimingResult
 
 BASELINES = ("torch", "cublas", "cublaslt_heuristic", "cublaslt_auto")
@@ -60,6 +61,7 @@ def build(
         shapes_with_kernel=sum(s.best is not None for s in shapes),
         comparisons=tuple(_comparisons(shapes)),
         sizes=tuple(_sizes(shapes)),
+        grid_weighted={mode: _grid_weighted(shapes, mode) for mode in MODES},
         server_net=_server_net(shapes),
         panels=tuple(_panels(shapes)),
         shapes=tuple(shapes),
@@ -182,6 +184,18 @@ def _sizes(shapes: Sequence[ShapeReport]) -> Iterator[SizeBin]:
                 mode=mode,
                 stats=summarise(samples(members, mode)),
             )
+
+
+def _grid_weighted(shapes: Sequence[ShapeReport], mode: Mode) -> float | None:
+    """A stratified mean: a spread has other shares of small and large shapes than the grid."""
+    total = 0.0
+    for _, lo, hi in SIZE_BINS:
+        members = [shape for shape in shapes if on_grid(shape) and in_bin(shape.mnk, lo, hi)]
+        speedups = [sample.ratio - 1 for sample in samples(members, mode)]
+        if not speedups:
+            return None
+        total += grid_shapes(lo, hi) * mean(speedups)
+    return total / len(GRID_DIMS) ** 3
 
 
 def _server_net(shapes: Sequence[ShapeReport]) -> NetOfLaunch | None:

@@ -309,6 +309,8 @@ class Report(Record):
     shapes_with_kernel: int
     comparisons: tuple[Comparison, ...]
     sizes: tuple[SizeBin, ...]
+    #: Mean speedup by mode, each size of Table 3 counted as often as the grid has it; None where a size lacks.
+    grid_weighted: dict[Mode, float | None]
     server_net: NetOfLaunch | None
     panels: tuple[Panel, ...]
     shapes: tuple[ShapeReport, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from agent.reporting.model import ShapeReport
+from tools.hgemm import GRID_DIMS, grid
 
 #: Label, and bounds of log2 MNK: the lower belongs to the bin, the upper does not.
 SIZE_BINS: tuple[tuple[str, int | None, int | None], ...] = (
@@ -23,6 +24,15 @@ PANELS: tuple[tuple[str, float], ...] = (("log2_mnk", 1.0), ("log2_mean_dim", 0.
 
 def in_bin(mnk: int, lo: int | None, hi: int | None) -> bool:
     return (lo is None or mnk >= 2**lo) and (hi is None or mnk < 2**hi)
+
+
+def on_grid(shape: ShapeReport) -> bool:
+    return {shape.m, shape.n, shape.k} <= set(GRID_DIMS)
+
+
+def grid_shapes(lo: int | None, hi: int | None) -> int:
+    """Of the paper's 1,000 shapes, those in a bin."""
+    return sum(in_bin(m * n * k, lo, hi) for m, n, k in grid())
 
 
 def size_of(shape: ShapeReport, x: str) -> float:

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agent.reporting.model import Comparison, Layout, MaxStats, Report, ShapeReport, Stats
-from agent.reporting.sizes import EVENT_RESOLUTION_US, SIZE_BINS
+from agent.reporting.model import Comparison, Layout, MaxStats, Report, Stats
+from agent.reporting.sizes import EVENT_RESOLUTION_US, SIZE_BINS, on_grid
 from tools.hgemm import GRID_DIMS
 from tools.records import HEADLINE_REFERENCE, MODES, Mode
 
@@ -132,6 +132,10 @@ def headline(report: Report) -> list[str]:
             f"{mode}: mean speedup {mean} over {stats.shapes} shapes, geometric mean {ratio(stats.geo_mean_ratio)}x, "
             f"faster at {share(stats.wins, stats.shapes)}, worst {ratio(stats.worst_ratio)}x at {stats.worst_shape}"
         )
+    weighted = {mode: report.grid_weighted[mode] for mode in MODES}
+    if 0 < measured_on_grid(report) < len(GRID_DIMS) ** 3 and any(value is not None for value in weighted.values()):
+        means = ", ".join(f"{mode} {NOT_MEASURED if v is None else percent(v)}" for mode, v in weighted.items())
+        lines.append(f"mean speedup with each size of Table 3 weighted by its share of the grid: {means}")
     known, passed = report.shapes_known, report.shapes_with_kernel
     lines.append(
         f"{known} shapes in the database, {passed} with a kernel that passed the whole gate, "
@@ -140,8 +144,12 @@ def headline(report: Report) -> list[str]:
     return lines
 
 
+def measured_on_grid(report: Report) -> int:
+    return sum(on_grid(shape) and shape.best is not None for shape in report.shapes)
+
+
 def coverage(report: Report) -> str:
-    measured = sum(on_the_grid(shape) and shape.best is not None for shape in report.shapes)
+    measured = measured_on_grid(report)
     if measured == len(GRID_DIMS) ** 3:
         return "the whole grid of 1,000 shapes is measured"
     return f"{measured} of the grid's 1,000 shapes are measured, and means are over these, not over the grid"
@@ -305,15 +313,11 @@ def _bands(report: Report) -> Iterator[Table]:
 
 
 def _explorer_text(report: Report) -> str:
-    on_grid = sum(on_the_grid(shape) for shape in report.shapes)
-    text = f"{on_grid} of the 1,000 shapes of the grid are in the database; the rest is hatched."
-    if on_grid < len(report.shapes):
-        text += f" Off the grid, and in the table of every shape only: {len(report.shapes) - on_grid}."
+    there = sum(on_grid(shape) for shape in report.shapes)
+    text = f"{there} of the 1,000 shapes of the grid are in the database; the rest is hatched."
+    if there < len(report.shapes):
+        text += f" Off the grid, and in the table of every shape only: {len(report.shapes) - there}."
     return text + " Losses carry a minus sign. Point at a cell for its times; click it for its source and ncu record."
-
-
-def on_the_grid(shape: ShapeReport) -> bool:
-    return {shape.m, shape.n, shape.k} <= set(GRID_DIMS)
 
 
 def shape_anchor(label: str) -> str:

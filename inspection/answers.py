@@ -142,6 +142,11 @@ def diff(view: View, a: str, b: str) -> Diff:
     names = (first.key, second.key)
     steps = _scored(view.trace, first.key) + _scored(view.trace, second.key)
     claims = [Claim(text=verdict(second, first, (named_variant(second), named_variant(first))), steps=steps)]
+    for one in (first, second):
+        if one.failure is not None and one.failure.reason is not None:
+            against = tuple(s.step_id for s in view.trace.of_key(one.key) if s.reason)
+            text = f"{named_variant(one)} was rejected: {one.failure.reason.value}: {one_line(one.failure.detail)}"
+            claims.append(Claim(text=text, steps=against))
     lines = source_diff(first.variant.source, second.variant.source, names)
     origin = _first(view.trace, first.key) + _first(view.trace, second.key)
     knobs = _knobs(first.variant, second.variant)
@@ -151,7 +156,7 @@ def diff(view: View, a: str, b: str) -> Diff:
     if lines:
         added = sum(line.startswith("+") and not line.startswith("+++") for line in lines)
         removed = sum(line.startswith("-") and not line.startswith("---") for line in lines)
-        claims.append(Claim(text=f"The sources differ: {added} lines added, {removed} removed.", steps=origin))
+        claims.append(Claim(text=f"The sources differ: lines added {added}, removed {removed}.", steps=origin))
     else:
         same = "the same" if first.variant.launch == second.variant.launch else "the same; their launch specs differ"
         claims.append(Claim(text=f"The sources are {same}.", steps=origin))
@@ -215,8 +220,9 @@ def best_so_far(view: View) -> Best:
         if s.rose and s.ratio is not None and s.key is not None
     ]
     claims = [
-        Claim(text=f"after {p.evaluated} variants {p.ratio:.3f}x: {one_line(p.label)} ({p.key})", steps=(p.step_id,))
-        for p in points
+        Claim(text=f"after {s.evaluated} variants {s.ratio:.3f}x: {named(s)}", steps=(s.step_id,))
+        for s in trace.steps
+        if s.rose
     ]
     if not points:
         claims.append(Claim(text="No variant has passed the screen yet.", steps=tuple(_last(trace))))

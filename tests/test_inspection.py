@@ -169,6 +169,7 @@ def test_diff_shows_the_repair(view: View, trace: Trace) -> None:
     assert isinstance(found, Diff)
     assert "-  wrong();" in found.lines and "+  right();" in found.lines
     assert found.claims[0].steps == ("0.5.0", "0.8.0")
+    assert "was rejected: wrong_result" in found.claims[1].text and found.claims[1].steps == ("0.5.0",)
 
 
 def test_diff_of_two_plans_names_the_knobs(tmp_path: Path) -> None:

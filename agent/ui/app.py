@@ -41,7 +41,7 @@ _TICKED = 10  # outputs of a tick
 #: A click on a message of the trace, or on the link of a step of the shown session, opens that step without loading the
 #: page anew; the links alone work, too.
 _SCRIPT = """
-() => document.addEventListener('click', (event) => {
+document.addEventListener('click', (event) => {
   if (event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
   const link = event.target.closest('a.step');
   const message = event.target.closest('#trace .message');
@@ -56,11 +56,8 @@ _SCRIPT = """
     const heading = message.querySelector('.title')?.textContent.trim().split(/\\s/)[0];
     id = heading || message.querySelector('a.step')?.textContent;
   }
-  const target = document.querySelector('#goto textarea, #goto input');
-  if (!id || !target) return;
-  target.value = id;
-  target.dispatchEvent(new Event('input', { bubbles: true }));
-}, true)
+  if (id) trigger('click', { step: id });
+}, true);
 """
 ALL = "all rollouts"
 HINT = (
@@ -157,9 +154,9 @@ class Pages:
             return HINT
         return self._html(lambda: self._in(name, lambda view: self._panel(view, step_id)))
 
-    def goto(self, step_id: str) -> tuple[Any, Any]:
+    def goto(self, event: gr.EventData) -> tuple[Any, Any]:
         """What the page's script says was clicked."""
-        return step_id.strip() or gr.skip(), gr.Tabs(selected="trace")
+        return str(event.step), gr.Tabs(selected="trace")
 
     def compare(self, name: str | None, a: str | None, b: str | None) -> tuple[str, str]:
         if not name or not a or not b:
@@ -236,7 +233,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
     pages = Pages(home, first, make_asker)
     with gr.Blocks(title="hgemm-agent", analytics_enabled=False, fill_width=True) as page:
         name, stamp, asker = gr.State(None), gr.State(()), gr.State(None)
-        goto = gr.Textbox(visible="hidden", elem_id="goto")
+        goto = gr.HTML(elem_id="goto", js_on_load=_SCRIPT)
         with gr.Sidebar(label="Sessions", width=330):
             sessions = gr.HTML(elem_id="sessions")
         heading = gr.HTML(elem_id="heading")
@@ -274,7 +271,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
             **quiet,
         )
         rollout.input(pages.rollout, [name, rollout], [chat], **quiet)
-        goto.input(pages.goto, [goto], [step, tabs], **quiet)
+        goto.click(pages.goto, None, [step, tabs], **quiet)
         step.change(pages.step, [name, step], [panel], **quiet)
         for key in (first_key, second_key):
             key.change(pages.compare, [name, first_key, second_key], [difference, profiles], **quiet)
@@ -290,7 +287,7 @@ def mounted(page: Any) -> Any:
     theme = gr.themes.Default(font=fonts, font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"])
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     return gr.mount_gradio_app(
-        app, page, path="/", footer_links=[], theme=theme, css=style(), js=_SCRIPT, ssr_mode=False, show_error=False
+        app, page, path="/", footer_links=[], theme=theme, css=style(), ssr_mode=False, show_error=False
     )
 
 

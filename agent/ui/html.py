@@ -159,9 +159,8 @@ def heading_html(trace: Trace) -> str:
     first, *rest = heading(trace)
     remarks = set(trace.remarks)
     lines = [f'<p class="{"bad" if line in remarks else "quiet"}">{escape(one_line(line, 500))}</p>' for line in rest]
-    return (
-        f'<div class="heading"><h2 class="{escape(trace.state)}">{escape(one_line(first))}</h2>{"".join(lines)}</div>'
-    )
+    title_line = f"<h2>{escape(one_line(first))}</h2>"
+    return f'<div class="heading" data-session="{escape(trace.session_id)}">{title_line}{"".join(lines)}</div>'
 
 
 def sessions_html(found: Sequence[Listed], chosen: str | None) -> str:
@@ -230,5 +229,6 @@ table.profiles td:nth-child(n+2) { text-align: right; font-variant-numeric: tabu
 #trace .message > div > div:first-child { margin: 0; }
 #trace .title, #trace .message { cursor: pointer; }
 .icon-button-wrapper { display: none !important; }
+#goto { display: none; }
 footer { display: none !important; }
 """

@@ -24,6 +24,7 @@ from agent.export_cli import export_trajectories
 from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
+from agent.ui_cli import ui
 from agent.train_cli import app as train_app
 
 if TYPE_CHECKING:
@@ -270,6 +271,7 @@ app.command()(certify)
 app.command()(compare)
 app.command()(report)
 app.command()(chat)
+app.command()(ui)
 app.add_typer(model_app, name="model")
 app.command()(docs)
 app.command()(export_trajectories)

@@ -235,7 +235,7 @@ def state_of(folder: Path) -> str:
     if (folder / "summary.json").is_file():
         return "finished"
     try:
-        holder = (folder / "lock").read_text().rpartition(" ")[2]
+        holder = (folder / "lock").read_text(encoding="utf-8").rpartition(" ")[2]
         os.kill(int(holder), 0)
     except PermissionError:
         return "running"  # by another user

@@ -14,11 +14,12 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("agent", "training", "policy", "memory", "retrieval", "tools", "kernels", "configs", "scripts")
+FOLDERS = ("agent", "inspection", "training", "policy", "memory", "retrieval", "tools", "kernels", "configs", "scripts")
 BEGIN, END = "<!-- tree -->", "<!-- /tree -->"
 WIDTH = 34
 ABOUT = {
     "agent": "CLI, LangGraph graph, sessions, sweep, certify, report; imports everything below",
+    "inspection": "a session's trace as values, and the tools that answer questions about it",
     "training": "trajectories out, adapters in: export, SFT, offline GRPO",
     "policy": "search and LLM policies, prompts, reward",
     "memory": "the persistent store; exemplars and how they are compared",

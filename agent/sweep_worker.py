@@ -53,9 +53,10 @@ class SweepPlugin(WorkerPlugin):
     def setup(self, worker: Any) -> None:
         self._spec = self._specs.get(str(worker.name), self._default_spec)
         if self._specs and threading.current_thread() is threading.main_thread():
-            # Ctrl-C and the end of a terminal reach its whole group; local workers end when the driver says so.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            # Ctrl-C, the end of a terminal and `timeout` reach a whole group; local workers end when the driver says so
+            # or is gone.
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
     def teardown(self, worker: Any) -> None:
         if self._shop is not None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from inspection_kit import ATTACK, make_session
 from policy_kit import KEY, PROVIDERS, SETTINGS, at, base_url, message, serve
 from pytest_httpserver import HTTPServer
-from records_kit import AGENT, ROOT, agent, environment
+from records_kit import AGENT, ROOT, environment
+from typer.testing import CliRunner
 from werkzeug import Response
 
 from agent.asking import MAX_TURNS, Asker, find_policy
 from agent.chat_cli import answered
+from agent.cli import app
 from agent.errors import AgentError, UsageError
 from agent.inspecting import Watch
 from policy.base import PolicyError
@@ -33,6 +37,13 @@ def watch(home: Path) -> Watch:
     return Watch(home, "story")
 
 
+def chat(home: Path, *arguments: str) -> Result:
+    """The command in this process: another one would import for a second."""
+    environ = {name: None for name in os.environ if name.startswith(("HGEMM_AGENT", "ANTHROPIC", "OPENAI"))}
+    environ |= {"HGEMM_AGENT_HOME": str(home), "HGEMM_AGENT_POLICY__MAX_ATTEMPTS": "1"}
+    return CliRunner().invoke(app, ["chat", *arguments], env=environ)
+
+
 def asker(server: HTTPServer, provider: str, watch: Watch) -> Asker:
     return Asker(at(provider, base_url(server, provider), SETTINGS), watch.view)
 
@@ -41,10 +52,10 @@ def asker(server: HTTPServer, provider: str, watch: Watch) -> Asker:
 
 
 def test_one_command_and_its_json(home: Path) -> None:
-    shown = agent(home, "chat", "story", "--ask", "/best")
-    assert shown.returncode == 0 and shown.stderr == ""
+    shown = chat(home, "story", "--ask", "/best")
+    assert shown.exit_code == 0 and shown.stderr == ""
     assert "[0.12.0]" in shown.stdout and "passed the whole gate" in shown.stdout
-    found = json.loads(agent(home, "chat", "story", "--ask", "/why 0.2.0", "--json").stdout)
+    found = json.loads(chat(home, "story", "--ask", "/why 0.2.0", "--json").stdout)
     assert found["reason"] == "compile_error" and found["claims"][0]["steps"] == ["0.2.0"]
 
 
@@ -77,8 +88,8 @@ def test_a_conversation_of_commands_survives_mistakes(home: Path) -> None:
     ],
 )
 def test_mistakes_are_one_sentence(home: Path, arguments: tuple[str, ...], says: str) -> None:
-    found = agent(home, "chat", *arguments, HGEMM_AGENT_POLICY__MAX_ATTEMPTS="1")
-    assert found.returncode == 1 and says in found.stderr
+    found = chat(home, *arguments)
+    assert found.exit_code == 1 and says in found.stderr
     assert found.stdout == "" and len(found.stderr.strip().splitlines()) == 1
 
 
@@ -86,8 +97,8 @@ def test_a_damaged_checkpoint_is_a_warning(home: Path, tmp_path: Path) -> None:
     make_session(tmp_path)
     path = tmp_path / "sessions" / "story" / "checkpoints.sqlite"
     path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
-    found = agent(tmp_path, "chat", "story", "--ask", "/timeline")
-    assert found.returncode == 0 and "[0.2.0]" in found.stdout
+    found = chat(tmp_path, "story", "--ask", "/timeline")
+    assert found.exit_code == 0 and "[0.2.0]" in found.stdout
     assert found.stderr.startswith("warning: ") and "checkpoints.sqlite" in found.stderr
 
 

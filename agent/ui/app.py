@@ -17,10 +17,10 @@ from agent.edge import sentence
 from agent.inspecting import Watch, fingerprint, listed, load
 from agent.ui.chart import best_curve
 from agent.ui.html import (
+    cited_html,
     claims_html,
     finding_html,
     heading_html,
-    link,
     problem_html,
     said,
     sessions_html,
@@ -107,7 +107,9 @@ class Pages:
         now = fingerprint(self.home, name)
         if _same(now, stamp):
             return [gr.skip()] * _TICKED
-        heading, rollouts, chat, steps, _, a, b, curve, claims = self._guarded(lambda: self._page(name, None, rollout))
+        heading, rollouts, chat, steps, _, a, b, curve, claims, *_ = self._guarded(
+            lambda: self._page(name, None, rollout)
+        )
         # What the reader has chosen stays chosen.
         steps, a, b = ({k: v for k, v in one.items() if k != "value"} for one in (steps, a, b))
         sessions = sessions_html(listed(self.home), name)
@@ -117,7 +119,7 @@ class Pages:
         return name is not None and any(one == name for one in _names(self.home))
 
     def _page(self, name: str | None, step_id: str | None, rollout: str = ALL) -> list[Any]:
-        """heading, rollouts, chat, steps, panel, A, B, curve, claims."""
+        """heading, rollouts, chat, steps, panel, A, B, curve, claims, difference, profiles."""
         if name is None:
             raise NotFound("there are no sessions yet: agent optimize --shape 4096,4096,4096")
         with self.view(name) as view:
@@ -138,6 +140,7 @@ class Pages:
                 gr.update(choices=keys, value=b),
                 best_curve(trace),
                 claims_html(found.claims, name),
+                *self.compare(name, a, b),
             ]
 
     # --- events --------------------------------------------------------------------------------------------------
@@ -195,9 +198,7 @@ class Pages:
             return finding_html(view.trace, tools.run_command(view, line))
 
     def _asked(self, name: str, answer: Any) -> str:
-        parts = [said(answer.text)]
-        if answer.cited:
-            parts.append(f'<p class="quiet">Steps: {" ".join(link(name, one) for one in answer.cited)}</p>')
+        parts = [cited_html(name, answer.text, answer.cited)]
         if answer.unknown:
             parts.append(problem_html(f"It names steps that do not exist: {', '.join(answer.unknown)}"))
         elif not answer.cited:
@@ -226,7 +227,7 @@ class Pages:
             return work()
         except Exception as error:
             nothing = gr.update(choices=[], value=None)
-            return [problem_html(_told(error)), nothing, [], nothing, HINT, nothing, nothing, None, ""]
+            return [problem_html(_told(error)), nothing, [], nothing, HINT, nothing, nothing, None, "", "", ""]
 
 
 def build(home: Path, first: str | None, make_asker: Asking) -> Any:
@@ -243,7 +244,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
                     rollout = gr.Dropdown([ALL], value=ALL, label="Rollout", scale=1)
                     step = gr.Dropdown([], label="Step", scale=3, elem_id="step")
                 with gr.Row():
-                    chat = gr.Chatbot(elem_id="trace", label="Trace", scale=3, **_chatbot(760))
+                    chat = gr.Chatbot(elem_id="trace", show_label=False, scale=3, **_chatbot(760))
                     with gr.Column(scale=3):
                         panel = gr.HTML(HINT)
             with gr.Tab("Compare"):
@@ -256,11 +257,11 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
                 curve = gr.Plot(elem_id="curve", show_label=False)
                 claims = gr.HTML(elem_id="claims")
             with gr.Tab("Ask"):
-                talk = gr.Chatbot(elem_id="talk", label="Questions about this session", **_chatbot(560))
+                talk = gr.Chatbot(elem_id="talk", show_label=False, **_chatbot(560))
                 question = gr.Textbox(
                     label="Question, or a command: /best, /why KEY, /diff A B, /help", elem_id="question", max_lines=4
                 )
-        shown = [heading, rollout, chat, step, panel, first_key, second_key, curve, claims]
+        shown = [heading, rollout, chat, step, panel, first_key, second_key, curve, claims, difference, profiles]
         timer = gr.Timer(TICK_S)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         page.load(pages.open, None, [name, stamp, sessions, *shown], **quiet)
@@ -274,7 +275,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
         goto.click(pages.goto, None, [step, tabs], **quiet)
         step.change(pages.step, [name, step], [panel], **quiet)
         for key in (first_key, second_key):
-            key.change(pages.compare, [name, first_key, second_key], [difference, profiles], **quiet)
+            key.input(pages.compare, [name, first_key, second_key], [difference, profiles], **quiet)
         question.submit(pages.ask, [name, question, talk, asker], [question, talk, asker], **quiet)
     return page
 

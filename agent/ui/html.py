@@ -130,6 +130,14 @@ def claims_html(claims: Iterable[Claim], session_id: str) -> str:
     return f'<ul class="claims">{"".join(rows)}</ul>'
 
 
+def cited_html(session_id: str, text: str, cited: Sequence[str]) -> str:
+    """A model's answer as it was written, but the steps that it names are links."""
+    shown = said(text)
+    for step_id in cited:
+        shown = shown.replace(f"[{step_id}]", f"[{link(session_id, step_id)}]")
+    return shown
+
+
 def profiles_html(found: Profiles) -> str:
     if not found.rows:
         return ""

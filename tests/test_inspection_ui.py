@@ -1,0 +1,227 @@
+"""`agent ui` in headless Chromium, with every socket but those to this machine blocked.
+
+Set HGEMM_AGENT_TEST_SHOTS=DIR to keep the screenshots.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from inspection_kit import ATTACK, go_on, make_session
+from policy_kit import base_url, message, serve
+from pytest_httpserver import HTTPServer
+from records_kit import ROOT, agent, environment
+from werkzeug import Response
+
+BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
+needs_ui = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra: pip install .[ui]")
+needs_browser = pytest.mark.skipif(
+    BROWSER is None or importlib.util.find_spec("playwright") is None,
+    reason="needs Chromium and playwright: apt-get install chromium; pip install playwright",
+)
+
+#: `agent`, but a connection to anywhere else than this machine is noted in $OUTSIDE and refused.
+OFFLINE_AGENT = """
+import os, socket
+real = socket.socket.connect
+def connect(self, where):
+    if self.family in (socket.AF_INET, socket.AF_INET6) and where[0] not in ("127.0.0.1", "::1", "localhost"):
+        with open(os.environ["OUTSIDE"], "a") as file:
+            file.write(f"{where}\\n")
+        raise OSError("this test has no network")
+    return real(self, where)
+socket.socket.connect = connect
+socket.getaddrinfo = (lambda real: lambda host, *a, **k: real(host, *a, **k) if host in (None, "127.0.0.1", "localhost")
+                      else connect(socket.socket(), (host, 0)))(socket.getaddrinfo)
+from agent.cli import main
+main()
+"""
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("home")
+    make_session(home)
+    make_session(home, "live", stop_after=3)
+    config = home / "sessions" / "newer" / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"version": 99}))
+    return home
+
+
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outside") / "connections"
+
+
+@pytest.fixture(scope="module")
+def url(home: Path, outside: Path, make_httpserver: HTTPServer) -> Iterator[str]:
+    """Of a running `agent ui`, whose questions go to a model of our own."""
+    model = ("--policy", "openai", "--model", "m", "--base-url", base_url(make_httpserver, "openai"))
+    process = subprocess.Popen(
+        [sys.executable, "-c", OFFLINE_AGENT, "ui", "story", "--port", "0", *model],
+        cwd=ROOT,
+        env=environment(home, OUTSIDE=str(outside), HGEMM_AGENT_POLICY__MAX_ATTEMPTS="1"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    told = []
+    for line in process.stderr:
+        told.append(line)
+        if line.startswith("open http://127.0.0.1:"):
+            break
+    else:
+        pytest.fail("".join(told))
+    yield line.split()[1]
+    process.send_signal(2)
+    assert process.wait(20) == 130
+    assert "Traceback" not in process.stderr.read()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(
+            executable_path=BROWSER,
+            args=["--no-sandbox", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1"],
+        )
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    """A fresh page that asked nobody but our server, and on which no text of a session ran as code."""
+    asked: list[str] = []
+    found = browser.new_page(viewport={"width": 1400, "height": 1000})
+    found.set_default_timeout(15_000)
+    found.on("request", lambda request: asked.append(request.url))
+    yield found
+    assert found.evaluate("window.pwned") is None
+    assert [one for one in asked if not one.startswith((url, "data:", "blob:"))] == []
+    found.close()
+
+
+def shot(page: Any, name: str, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("HGEMM_AGENT_TEST_SHOTS", tmp_path))
+    page.screenshot(path=folder / f"{name}.png")
+    assert (folder / f"{name}.png").stat().st_size > 10_000
+
+
+@needs_ui
+@needs_browser
+def test_open_click_a_step_see_the_diff_compare_ask(
+    page: Any, url: str, outside: Path, make_httpserver: HTTPServer, tmp_path: Path
+) -> None:
+    page.goto(url)
+    page.get_by_text("0.5.0 evaluate_source").click()
+    page.wait_for_selector("#panel pre.diff .add:has-text('wrong();')")
+    assert page.locator("#panel h3").inner_text().startswith("0.5.0 evaluate_source")
+    assert ATTACK in page.inner_text("#panel pre.diff"), "shown as text"
+    assert page.locator("script:has-text('pwned'), img[src*=attacker]").count() == 0
+    assert page.get_by_text("A plain kernel").count() == 0, "reasoning is folded away"
+    page.get_by_text("0.2 reasoning").click()
+    page.get_by_text("A plain kernel").first.wait_for()
+    shot(page, "trace", tmp_path)
+
+    page.get_by_role("tab", name="Compare").click()
+    page.wait_for_selector("#profiles table.profiles td:has-text('tensor_pipe_pct')")
+    assert "faster than" in page.inner_text("#difference")
+    shot(page, "compare", tmp_path)
+
+    page.get_by_role("tab", name="Best so far").click()
+    page.wait_for_selector("#curve .main-svg .scatterlayer .trace")
+    assert "1.239x" in page.inner_text("#claims")
+    shot(page, "best", tmp_path)
+
+    page.get_by_role("tab", name="Ask").click()
+    question = page.locator("#question textarea")
+    question.fill("/why 0.2.0")
+    question.press("Enter")
+    page.wait_for_selector("#talk li:has-text('compile_error')")
+    hostile = f"It failed to compile [0.2.0]. {ATTACK} ![x](http://attacker.example/y)"
+    serve(make_httpserver, "openai", message("openai", hostile), Response("no", status=500))
+    question.fill("Why was the first one rejected?")
+    question.press("Enter")
+    page.wait_for_selector("#talk :text('It failed to compile')")
+    assert page.locator("#talk img").count() == 0
+    question.fill("And the second?")
+    question.press("Enter")
+    page.wait_for_selector("#talk .bad")
+    shot(page, "ask", tmp_path)
+    page.locator("#talk a.step", has_text="0.2.0").last.click()
+    page.wait_for_selector("#panel h3:has-text('0.2.0 evaluate_source')")
+    assert not outside.exists(), outside.read_text()
+
+
+@needs_ui
+@needs_browser
+def test_the_address_of_a_step_and_of_sessions_that_cannot_be_read(page: Any, url: str, home: Path) -> None:
+    page.goto(f"{url}?session=story&step=0.8.0")
+    page.wait_for_selector("#panel h3:has-text('0.8.0 evaluate_source')")
+    listed = page.inner_text("#sessions")
+    assert "story" in listed and "newer hgemm-agent (version 99" in listed
+    for name, says in (
+        ("newer", "newer hgemm-agent"),
+        ("stori", "did you mean story"),
+        ("..%2Fx", "not a session name"),
+    ):
+        page.goto(f"{url}?session={name}")
+        page.wait_for_selector(f"#heading .bad:has-text('{says}')")
+
+
+@needs_ui
+@needs_browser
+def test_a_session_that_goes_on_is_followed(page: Any, url: str, home: Path) -> None:
+    from agent import session as sessions
+
+    page.goto(f"{url}?session=live&step=0.5.0")
+    page.wait_for_selector("#panel h3:has-text('0.5.0')")
+    assert page.get_by_text("0.12.0 evaluate_plan").count() == 0
+    go_on(home, sessions.load(home, "live"))
+    page.get_by_text("0.12.0 evaluate_plan").wait_for()
+    page.wait_for_selector("#heading :text('finished')")
+    assert page.locator("#panel h3").inner_text().startswith("0.5.0"), "what the reader looks at stays"
+
+
+@needs_ui
+def test_what_a_stranger_s_page_may_not(url: str) -> None:
+    import urllib.error
+    import urllib.request
+
+    def ask(path: str, data: bytes | None = None, **headers: str) -> tuple[int, Any, str]:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url + path, data, headers)) as answer:
+                return answer.status, answer.headers, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.headers, error.read().decode()
+
+    status, headers, body = ask("")
+    assert status == 200 and "connect-src 'self'" in headers["content-security-policy"]
+    assert ask("", Host="attacker.example")[0] == 403
+    assert ask("gradio_api/upload", b"x")[0] == 403
+    assert ask("gradio_api/file=/etc/passwd")[0] in (403, 404)
+    assert "fonts.googleapis" not in body
+
+
+@needs_ui
+def test_mistakes_end_the_command(home: Path) -> None:
+    refused = agent(home, "ui", "--host", "0.0.0.0")
+    assert refused.returncode == 1 and "a token is needed" in refused.stderr and refused.stderr.count("\n") == 1
+    unknown = agent(home, "ui", "stori")
+    assert unknown.returncode == 1 and "did you mean story" in unknown.stderr

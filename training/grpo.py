@@ -104,6 +104,7 @@ def trainer(
         loss_type=settings.loss,
         importance_sampling_level=settings.ratio,
         disable_dropout=True,
+        use_bias_correction_kl=False,  # of far-off rows the ratio would take over the divergence
     )
     return OfflineGRPOTrainer(
         folder=folder,

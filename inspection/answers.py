@@ -274,7 +274,7 @@ def resolve(trace: Trace, word: str) -> str:
 
 
 def named_variant(one: Tried) -> str:
-    return f"{one_line(one.variant.label, 100)} ({one.key})" if one.variant.plan else one.key
+    return f"{one_line(one.variant.label, 240)} ({one.key})" if one.variant.plan else one.key
 
 
 def _tried(view: View, word: str) -> Tried:

@@ -43,7 +43,7 @@ def named(step: TraceStep) -> str:
     """The label, and the key where that does not hold it."""
     if not step.label or step.key is None:
         return str(step.key)
-    return one_line(step.label, 100) if step.key in step.label else f"{one_line(step.label, 100)} ({step.key})"
+    return one_line(step.label, 240) if step.key in step.label else f"{one_line(step.label, 240)} ({step.key})"
 
 
 def outcome(step: TraceStep) -> str:
@@ -62,7 +62,7 @@ def heading(trace: Trace) -> list[str]:
     """What a reader wants to know first."""
     lines = [
         f"{trace.session_id}: {trace.task.op} {trace.task.label} by {trace.policy}, {trace.state}",
-        f"{trace.device.label}",
+        ", ".join(filter(None, (trace.device.label, trace.device.protocol_remark))),
     ]
     evaluated = max((s.evaluated for s in trace.steps), default=0)
     best = next((s for s in reversed(trace.steps) if s.rose), None)

@@ -22,6 +22,9 @@ from pytest_httpserver import HTTPServer
 from records_kit import ROOT, agent, environment
 from werkzeug import Response
 
+from agent.ui.messages import EVERYTHING, part_with, parts
+from inspection.trace import TraceStep
+
 BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 needs_ui = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra: pip install .[ui]")
 needs_browser = pytest.mark.skipif(
@@ -45,6 +48,24 @@ socket.getaddrinfo = (lambda real: lambda host, *a, **k: real(host, *a, **k) if 
 from agent.cli import main
 main()
 """
+
+
+# --- parts of a page --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 13])
+def test_parts_hold_every_step_once_and_no_more_than_a_browser_can_show(count: int) -> None:
+    steps = [TraceStep(step_id=f"{i % 2}.{i}", kind="assistant", rollout=i % 2) for i in range(count)]
+    steps += [TraceStep(step_id="finish.k.verify", kind="finish")]
+    found = parts(steps, size=5)
+    assert all(len(one) <= 5 for one in found.values())
+    pieces = [step for name, one in found.items() if name != EVERYTHING for step in one]
+    assert sorted(s.step_id for s in pieces) == sorted(s.step_id for s in steps)
+    assert (EVERYTHING in found) == (len(steps) <= 5)
+    for step in steps:
+        assert step in found[part_with(found, step.step_id, running=False)]
+    grown = parts([*steps, TraceStep(step_id="0.99", kind="assistant", rollout=0)], size=5)
+    assert set(found) - {EVERYTHING} <= set(grown), "names stay"
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

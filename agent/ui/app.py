@@ -27,15 +27,14 @@ from agent.ui.html import (
     step_html,
     style,
 )
-from agent.ui.messages import messages
+from agent.ui.messages import EVERYTHING, messages, part_with, parts
 from inspection import answers, tools
 from inspection.answers import Diff, NotFound, View
 from inspection.trace import Trace, TraceStep
-from inspection.words import named
+from inspection.words import named, outcome
 from memory.contrast_budget import one_line
 
 Asking = Callable[[str, Callable[[], Any]], Any]
-MAX_STEPS = 200
 TICK_S = 2.0
 _TICKED = 10  # outputs of a tick
 #: A click on a message of the trace, or on the link of a step of the shown session, opens that step without loading the
@@ -59,7 +58,6 @@ document.addEventListener('click', (event) => {
   if (id) trigger('click', { step: id });
 }, true);
 """
-ALL = "all rollouts"
 HINT = (
     '<div class="panel" id="panel"><p class="quiet">Choose a step, or click one on the left: its reasoning, what it '
     "sent, its answer, and the difference to the variant before it.</p></div>"
@@ -100,40 +98,39 @@ class Pages:
         shown = self._guarded(lambda: self._page(name, step_id))
         return [name, stamp, sessions_html(found, name), *shown]
 
-    def tick(self, name: str | None, stamp: tuple[object, ...], rollout: str) -> list[Any]:
+    def tick(self, name: str | None, stamp: tuple[object, ...], part: str | None) -> list[Any]:
         """What has changed of a session that goes on; nothing where nothing has."""
         if name is None or not self._known(name):
             return [gr.skip()] * _TICKED
         now = fingerprint(self.home, name)
         if _same(now, stamp):
             return [gr.skip()] * _TICKED
-        heading, rollouts, chat, steps, _, a, b, curve, claims, *_ = self._guarded(
-            lambda: self._page(name, None, rollout)
-        )
+        heading, choices, chat, steps, _, a, b, curve, claims, *_ = self._guarded(lambda: self._page(name, None, part))
         # What the reader has chosen stays chosen.
         steps, a, b = ({k: v for k, v in one.items() if k != "value"} for one in (steps, a, b))
         sessions = sessions_html(listed(self.home), name)
-        return [now, sessions, heading, rollouts, chat, steps, a, b, curve, claims]
+        return [now, sessions, heading, choices, chat, steps, a, b, curve, claims]
 
     def _known(self, name: str | None) -> bool:
         return name is not None and any(one == name for one in _names(self.home))
 
-    def _page(self, name: str | None, step_id: str | None, rollout: str = ALL) -> list[Any]:
-        """heading, rollouts, chat, steps, panel, A, B, curve, claims, difference, profiles."""
+    def _page(self, name: str | None, step_id: str | None, part: str | None = None) -> list[Any]:
+        """heading, parts, chat, steps, panel, A, B, curve, claims, difference, profiles."""
         if name is None:
             raise NotFound("there are no sessions yet: agent optimize --shape 4096,4096,4096")
         with self.view(name) as view:
             trace = view.trace
-            known = [ALL, *(str(one.rollout) for one in trace.rollouts)]
-            rollout = rollout if rollout in known else ALL
+            known = parts(trace.steps)
+            if part not in known:
+                part = part_with(known, step_id, trace.state == "running")
             choices = [(f"{s.step_id} {one_line(s.tool or s.kind, 40)}", s.step_id) for s in trace.steps]
             keys = [(_choice(trace, key), key) for key in trace.keys]
             a, b = _pair(trace)
             found = answers.best_so_far(view)
             return [
                 heading_html(trace),
-                gr.update(choices=known, value=rollout),
-                messages(name, _of(trace, rollout)),
+                gr.update(choices=list(known), value=part),
+                messages(name, known[part]),
                 gr.update(choices=choices, value=step_id if trace.step(step_id or "") else None),
                 self._panel(view, step_id) if step_id else HINT,
                 gr.update(choices=keys, value=a),
@@ -145,10 +142,10 @@ class Pages:
 
     # --- events --------------------------------------------------------------------------------------------------
 
-    def rollout(self, name: str | None, rollout: str) -> list[Any]:
+    def part(self, name: str | None, part: str) -> list[Any]:
         try:
             with self.view(name or "") as view:
-                return messages(name or "", _of(view.trace, rollout))
+                return messages(name or "", parts(view.trace.steps).get(part, []))
         except Exception as error:
             raise gr.Error(_told(error)) from None
 
@@ -241,7 +238,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
         with gr.Tabs(selected="trace") as tabs:
             with gr.Tab("Trace", id="trace"):
                 with gr.Row():
-                    rollout = gr.Dropdown([ALL], value=ALL, label="Rollout", scale=1)
+                    part = gr.Dropdown([EVERYTHING], label="Part", scale=1, elem_id="part")
                     step = gr.Dropdown([], label="Step", scale=3, elem_id="step")
                 with gr.Row():
                     chat = gr.Chatbot(elem_id="trace", show_label=False, scale=3, **_chatbot(760))
@@ -261,17 +258,17 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
                 question = gr.Textbox(
                     label="Question, or a command: /best, /why KEY, /diff A B, /help", elem_id="question", max_lines=4
                 )
-        shown = [heading, rollout, chat, step, panel, first_key, second_key, curve, claims, difference, profiles]
+        shown = [heading, part, chat, step, panel, first_key, second_key, curve, claims, difference, profiles]
         timer = gr.Timer(TICK_S)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         page.load(pages.open, None, [name, stamp, sessions, *shown], **quiet)
         timer.tick(
             pages.tick,
-            [name, stamp, rollout],
-            [stamp, sessions, heading, rollout, chat, step, first_key, second_key, curve, claims],
+            [name, stamp, part],
+            [stamp, sessions, heading, part, chat, step, first_key, second_key, curve, claims],
             **quiet,
         )
-        rollout.input(pages.rollout, [name, rollout], [chat], **quiet)
+        part.input(pages.part, [name, part], [chat], **quiet)
         goto.click(pages.goto, None, [step, tabs], **quiet)
         step.change(pages.step, [name, step], [panel], **quiet)
         for key in (first_key, second_key):
@@ -307,11 +304,6 @@ def _chatbot(height: int) -> dict[str, Any]:
     }
 
 
-def _of(trace: Trace, rollout: str) -> list[TraceStep]:
-    """The last steps of one rollout, or of all: a browser shows no thousands of messages."""
-    return [s for s in trace.steps if rollout == ALL or str(s.rollout) == rollout][-MAX_STEPS:]
-
-
 def _change(view: View, step: TraceStep) -> Diff | None:
     """From the variant that the same rollout evaluated before this one."""
     if step.kind != "call" or step.key is None:
@@ -339,7 +331,7 @@ def _pair(trace: Trace) -> tuple[str | None, str | None]:
 def _choice(trace: Trace, key: str) -> str:
     step = trace.of_key(key)[0]
     ratio = trace.ratios.get(key)
-    return f"{named(step)} {f'{ratio:.3f}x' if ratio is not None else '-'}"
+    return f"{f'{ratio:.3f}x' if ratio is not None else outcome(step)}  {named(step)}"
 
 
 def _names(home: Path) -> list[str]:

@@ -12,7 +12,30 @@ from inspection.words import title
 from memory.contrast_budget import one_line
 
 Message = dict[str, Any]
-MAX_TITLE = 140
+EVERYTHING = "everything"
+#: Of a part: a browser shows no thousands of messages.
+MAX_STEPS = 200
+MAX_TITLE = 300
+
+
+def parts(steps: Sequence[TraceStep], size: int = MAX_STEPS) -> dict[str, list[TraceStep]]:
+    """What can be shown at a time: everything where that is little, each rollout in pieces, the finish. The names stay
+    while the session grows."""
+    by_rollout: dict[str, list[TraceStep]] = {}
+    for step in steps:
+        by_rollout.setdefault("finish" if step.rollout is None else f"rollout {step.rollout}", []).append(step)
+    found: dict[str, list[TraceStep]] = {EVERYTHING: list(steps)} if len(steps) <= size else {}
+    for name, mine in by_rollout.items():
+        for number, begin in enumerate(range(0, len(mine), size), start=1):
+            found[name if number == 1 else f"{name}, part {number}"] = mine[begin : begin + size]
+    return found
+
+
+def part_with(found: dict[str, list[TraceStep]], step_id: str | None, running: bool) -> str:
+    """The part that holds a step; else the first one, or of a session that goes on the last one."""
+    holding = (name for name, steps in found.items() if any(step.step_id == step_id for step in steps))
+    names = list(found)
+    return next(holding, names[-1 if running and EVERYTHING not in found else 0])
 
 
 def messages(session_id: str, steps: Sequence[TraceStep]) -> list[Message]:

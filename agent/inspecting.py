@@ -257,7 +257,7 @@ class Listed:
     problem: str = ""
 
 
-def listed(home: Path, limit: int = 500) -> list[Listed]:
+def listed(home: Path, limit: int = 200) -> list[Listed]:
     """Newest first. One that is damaged is listed with its sentence."""
     found = []
     for name in sessions.session_ids(home)[:limit]:

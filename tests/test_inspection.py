@@ -22,6 +22,7 @@ from inspection.tools import TOOLS, help_lines, run_call, run_command, schemas
 from inspection.trace import PENDING, Trace
 from memory.store import Store, StoreError
 from tools.records import ToolCall
+from tools.sqlite_reading import read_only_uri
 
 
 @pytest.fixture(scope="module")
@@ -142,6 +143,16 @@ def test_reading_while_another_writes(home: Path, tmp_path: Path) -> None:
         writer.put("answer-x", "answer", "{}")
         with opened(tmp_path / "home", "story", toy_families()) as reader:
             assert len(reader.trace().steps) > 10
+
+
+def test_a_folder_of_an_odd_name_and_one_that_nobody_writes_to(home: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "what? 100 % #1 & é"
+    shutil.copytree(home, odd)
+    with opened(odd, "story", toy_families()) as reader:
+        assert len(reader.trace().steps) > 10
+    assert read_only_uri(odd / "store.sqlite").endswith("?mode=ro")
+    nobody = Path("/proc/self/store.sqlite")
+    assert read_only_uri(nobody).endswith("?mode=ro&immutable=1") or os.access(nobody.parent, os.W_OK)
 
 
 def test_the_state_is_told_from_the_holder_of_the_lock(tmp_path: Path) -> None:

@@ -20,7 +20,9 @@ async def _inner(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"inside"})
 
 
-def visit(guard: Guard, query: str = "", path: str = "/", **headers: str) -> tuple[int, dict[str, str], str]:
+def visit(
+    guard: Guard, query: str = "", path: str = "/", method: str = "GET", **headers: str
+) -> tuple[int, dict[str, str], str]:
     sent: list[dict[str, Any]] = []
 
     async def send(event: Any) -> None:
@@ -28,7 +30,7 @@ def visit(guard: Guard, query: str = "", path: str = "/", **headers: str) -> tup
 
     given = {"host": "127.0.0.1:7860", **headers}
     raw = [(name.encode(), value.encode("latin-1")) for name, value in given.items()]
-    scope = {"type": "http", "path": path, "query_string": query.encode(), "headers": raw}
+    scope = {"type": "http", "method": method, "path": path, "query_string": query.encode(), "headers": raw}
     asyncio.run(guard(scope, None, send))
     return sent[0]["status"], {k.decode(): v.decode() for k, v in sent[0]["headers"]}, sent[1]["body"].decode()
 
@@ -52,6 +54,18 @@ def test_a_token_opens_once_and_then_a_cookie_does() -> None:
 @pytest.mark.parametrize(("host", "status"), [("localhost:1", 200), ("[::1]:1", 200), ("evil.example", 403), ("", 403)])
 def test_without_a_token_only_this_machine_s_own_names_lead_here(host: str, status: int) -> None:
     assert visit(Guard(_inner, None, local=True), host=host)[0] == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://127.0.0.1:7860", 200), ("http://attacker.example", 403), ("null", 403), ("http://127.0.0.1:9999", 403)],
+)
+def test_another_site_s_page_cannot_send_anything(origin: str, status: int) -> None:
+    """Not even a question, which would cost money."""
+    guard = Guard(_inner, None, local=True)
+    assert visit(guard, method="POST", path="/gradio_api/queue/join", origin=origin)[0] == status
+    assert visit(guard, method="POST", path="/gradio_api/upload", origin="http://127.0.0.1:7860")[0] == 403
+    assert visit(guard, method="POST")[0] == 200, "no browser"
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ class Pages:
 def build(home: Path, first: str | None, make_asker: Asking) -> Any:
     pages = Pages(home, first, make_asker)
     with gr.Blocks(title="hgemm-agent", analytics_enabled=False, fill_width=True) as page:
-        name, stamp, asker = gr.State(None), gr.State(()), gr.State(None)
+        name, stamp, asker = gr.State(None), gr.State(()), gr.State(None, delete_callback=_close)
         goto = gr.HTML(elem_id="goto", js_on_load=_SCRIPT)
         with gr.Sidebar(label="Sessions", width=330):
             sessions = gr.HTML(elem_id="sessions")
@@ -302,6 +302,12 @@ def _chatbot(height: int) -> dict[str, Any]:
         "feedback_options": None,
         "allow_file_downloads": False,
     }
+
+
+def _close(asker: Any) -> None:
+    """Of a browser that has left."""
+    if asker is not None and asker[1] is not None:
+        asker[1].close()
 
 
 def _change(view: View, step: TraceStep) -> Diff | None:

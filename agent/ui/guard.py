@@ -61,6 +61,9 @@ class Guard:
         if self._token is not None and not self._known(headers):
             await self._enter(scope, send)
             return
+        if scope["method"] not in ("GET", "HEAD") and not _same_origin(headers):
+            await _refuse(send, 403, "this request comes from another site's page")
+            return
         if scope["path"].rstrip("/").endswith("/upload"):
             await _refuse(send, 403, "nothing can be uploaded here: sessions are only read")
             return
@@ -99,6 +102,12 @@ class Guard:
         cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict"
         place = f"./?{rest}" if rest else "./"
         await _answer(send, 303, "", [(b"location", place.encode("latin-1")), (b"set-cookie", cookie.encode())])
+
+
+def _same_origin(headers: dict[str, str]) -> bool:
+    """Browsers say where a page that sends something is from; a page elsewhere could ask questions on our key."""
+    origin = headers.get("origin")
+    return origin is None or origin.partition("://")[2] == headers.get("host", "")
 
 
 def _name(host: str) -> str:

@@ -22,7 +22,7 @@ def test_every_command_named_exists() -> None:
     from agent.cli import app
 
     known = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
-    assert set(re.findall(r"^ {4}agent (\w+)", README, re.MULTILINE)) <= known
+    assert set(re.findall(r"^ {4}agent ([\w-]+)", README, re.MULTILINE)) <= known
 
 
 def test_every_script_named_exists() -> None:

@@ -24,6 +24,7 @@ from training.loop import (
     quiet_libraries,
     run,
     trainable,
+    wait_for_all,
 )
 from training.rows import Row, read_rows
 from training.samples import Sample, advantages, grouped, in_split, one_temperature, samples_of
@@ -45,6 +46,7 @@ def train_grpo(job: Job) -> Result:
 def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
     if is_main_process():
         folder.begin(asked(job, base), job.fresh)
+    wait_for_all(job)
     if folder.is_finished:
         return finished(job, folder)
     left_out: Counter[str] = Counter()

@@ -98,6 +98,15 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def wait_for_all(job: Job) -> None:
+    """Until the main process has made the folder ready: the others read in it what there is to go on with."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        import torch
+        from accelerate import PartialState
+
+        PartialState(cpu=job.settings.base.device == "cpu" or not torch.cuda.is_available()).wait_for_everyone()
+
+
 def asked(job: Job, base: Base) -> dict[str, Any]:
     """run.json: what makes two trainings the same one."""
     dumped = job.settings.model_dump(mode="json")

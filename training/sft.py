@@ -22,6 +22,7 @@ from training.loop import (
     quiet_libraries,
     run,
     trainable,
+    wait_for_all,
 )
 from training.rows import Row, read_rows
 from training.samples import Sample, imitated, samples_of
@@ -43,6 +44,7 @@ def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Resu
     settings = job.settings.sft
     if is_main_process():
         folder.begin(asked(job, base), job.fresh)
+    wait_for_all(job)
     if folder.is_finished:
         return finished(job, folder)
     left_out: Counter[str] = Counter()

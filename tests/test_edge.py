@@ -53,7 +53,7 @@ def shell(home: Path, line: str, **more: str) -> subprocess.CompletedProcess[str
     """``line`` in bash, with $AGENT. What a pipe's last command says is the exit code unless it asks PIPESTATUS."""
     environ = environment(home, AGENT=" ".join(AGENT), **more)
     return subprocess.run(
-        ["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, env=environ, timeout=60, check=False
+        ["bash", "-c", line], capture_output=True, text=True, cwd=ROOT, env=environ, timeout=120, check=False
     )
 
 
@@ -435,7 +435,7 @@ KEY = "sk-ant-0123456789abcdef"
 def buggy(home: Path, **more: str) -> subprocess.CompletedProcess[str]:
     environ = environment(home, ANTHROPIC_API_KEY=KEY, **more)
     command = [sys.executable, "-c", BUGGY, "doctor"]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=120, check=False)
 
 
 def test_a_bug_leaves_its_traceback_in_a_file(tmp_path: Path) -> None:

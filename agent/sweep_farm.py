@@ -266,8 +266,8 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
 
 
 def _start_resource_tracker() -> None:
-    """The helper process of multiprocessing ignores ctrl-C and SIGTERM, but the end of a terminal would take it before
-    its clients, and its successor would show a traceback for each thing that it has never heard of."""
+    """The tracker that multiprocessing starts ignores ctrl-C and SIGTERM, but the end of a terminal takes it before
+    its clients, and its successor shows a traceback for each thing that it has never heard of."""
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which it inherits

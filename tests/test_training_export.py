@@ -106,6 +106,14 @@ def test_a_search_gets_the_short_prompt_and_says_nothing() -> None:
     assert [tool["name"] for tool in json.loads(found.tools)] == ["evaluate_plan", "submit"]
 
 
+def test_a_device_that_is_known_by_its_label_only_gets_the_same_prompt() -> None:
+    """A sweep's trajectories have no session that says more."""
+    replayed = made(says("a"), answers(status="ok"), device="replayed from NVIDIA H200, driver 1, 2026-01-01")
+    live = made(says("a"), answers(status="ok"), device="NVIDIA H200, driver 2")
+    assert replayed.prompt == live.prompt and "floor 1.4 us" in live.prompt[1].content
+    assert replayed.provenance.recorded_on == "2026-01-01" and live.provenance.recorded_on == ""
+
+
 def test_a_model_keeps_its_own_prompt_unless_the_short_one_is_wanted() -> None:
     told = made(says("a"), answers(status="ok"), prompt=PROMPT, policy="anthropic")
     assert told.prompt[1].content == "u" and told.provenance.prompt_version == 0

@@ -25,6 +25,8 @@ from training.rows import PromptMessage, Provenance, RewardParts, Row, RowCall, 
 from training.scrub import scrub, scrub_text
 from training.splits import split_of
 
+#: How the label of a replay device begins (tools/replay.py).
+REPLAYED = "replayed from "
 SEARCHES = frozenset({"search", "random"})
 
 
@@ -112,12 +114,15 @@ def rows_of(
     """``fallback`` stands for the device of trajectories whose session is not in the store, as a sweep's are not."""
     sessions = {session.session_id: session.config for session in store.sessions()}
     references: dict[str, float | None] = {}
+    granted: dict[tuple[str, int], int] = {}
     for trajectory in store.trajectories(session_id):
         task_id = trajectory.task.task_id
         if task_id not in references:
             references[task_id] = _reference_us(store, task_id)
         config = sessions.get(trajectory.session_id, {})
-        yield row_of(trajectory, config, references[task_id], filters.compact, secrets, fallback)
+        group = (trajectory.session_id, trajectory.round)  # one prompt, so one budget
+        evaluations = granted.setdefault(group, _evaluations(config, trajectory.steps))
+        yield row_of(trajectory, config, references[task_id], filters.compact, secrets, fallback, evaluations)
 
 
 def row_of(
@@ -127,8 +132,10 @@ def row_of(
     compact: bool,
     secrets: Secrets,
     fallback: DeviceInfo,
+    evaluations: int = 1,
 ) -> Row | str:
-    """The row, or in a few words why there is none. ``config`` is the session's, empty where it is not known."""
+    """The row, or in a few words why there is none. ``config`` is the session's, empty where it is not known;
+    ``evaluations`` are what the short prompt grants."""
     head, turns = _parted(trajectory.steps)
     if not any(step.role == "assistant" for step in turns):
         return "no turn of the policy"
@@ -136,7 +143,7 @@ def row_of(
     is_compact = compact or not head
     tools = compact_tools() if is_compact else _told_tools(turns)
     if is_compact:
-        head = compact_prompt(trajectory.task, device, reference_us, Selection(), _evaluations(config, turns))
+        head = compact_prompt(trajectory.task, device, reference_us, Selection(), evaluations)
         turns = compact_steps(_unsaid(turns) if trajectory.policy in SEARCHES else turns)
     tokens = None if is_compact and not _is_local(trajectory) else _tokens(turns)
     clean = [prompt_message(step, secrets) for step in head]
@@ -308,7 +315,9 @@ def _device(config: Mapping[str, Any], fallback: DeviceInfo, label: str) -> Devi
     try:
         return DeviceInfo.model_validate(config["device_info"])
     except (KeyError, ValidationError):
-        return fallback.model_copy(update={"label": label, "name": label.partition(",")[0]})
+        name = label.partition(",")[0].removeprefix(REPLAYED)
+        given: dict[str, Any] = {"label": label, "name": name}
+        return fallback.model_copy(update=given if label.startswith(REPLAYED) else {**given, "recorded_on": None})
 
 
 def _reference_us(store: Store, task_id: str) -> float | None:

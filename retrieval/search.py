@@ -65,7 +65,7 @@ def search(
     hidden = 0
     if ranking != "vectors":
         _fuse(scores, index.reader.word_hits(question.words, CANDIDATES, tag), WEIGHTS["words"])
-        _fuse(scores, index.reader.exact_hits(question.identifiers, CANDIDATES, tag), WEIGHTS["exact"])
+        _fuse(scores, index.reader.exact_hits(_names(index, question), CANDIDATES, tag), WEIGHTS["exact"])
         named, hidden = _declaring(index, question, tag, scores)
     passages = _distinct(index, question, sorted(scores, key=lambda i: (-scores[i], i)), scores, named, k)
     return SearchResult(
@@ -76,6 +76,18 @@ def search(
         hidden=hidden,
         elapsed_ms=(time.monotonic() - started) * 1e3,
     )
+
+
+def _names(index: Index, question: Question) -> list[str]:
+    """The identifiers without words that are only written in capitals: in a sentence COPY is a name where something is
+    declared as COPY, and otherwise would find every chunk with a name that begins so."""
+    return [
+        name
+        for name in question.identifiers
+        if question.bare
+        or not (name.isalpha() and name.isupper())
+        or any(symbol.name == name for symbol in index.reader.symbols(name))
+    ]
 
 
 def _known_arch(index: Index, arch: str | None) -> str | None:

@@ -99,6 +99,7 @@ class Reader:
     def trace(self) -> Trace:
         """Raises StoreError. Of a damaged checkpoint or log the trace says so, and holds the rest."""
         config, remarks = self.config, []
+        now = state_of(self.folder)  # before the steps: what is called finished has all of them
         steps: tuple[TraceStep, ...] = ()
         trajectories: list[Trajectory] = []
         if self.store is not None:
@@ -117,7 +118,7 @@ class Reader:
             device=config.device_info,
             policy=config.settings.policy.name,
             created_at=config.created_at,
-            state=state_of(self.folder),
+            state=now,
             activity=self._activity(),
             steps=(*steps, *finish),
             rollouts=tuple(_end(one, state) for one in trajectories),

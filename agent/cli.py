@@ -51,8 +51,8 @@ DeviceName = Annotated[
 def optimize(
     shape: Shape = None,
     device: DeviceName = None,
-    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic or openai.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model of anthropic or openai, e.g. claude-opus-5-5.")] = None,
+    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic, openai or local.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model of anthropic or openai, or the base of local.")] = None,
     base_url: Annotated[
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
     ] = None,

@@ -9,6 +9,7 @@ is the only one that turns files and the environment into settings; models read 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -28,6 +29,8 @@ from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
 from training.settings import TrainSettings
 
+#: Evaluations of one rollout of the local policy: as many as it was trained on.
+LOCAL_QUOTA = 4
 ENV_PREFIX = "HGEMM_AGENT_"
 MAX_FILE_BYTES = 1 << 18
 MAX_VALUES, MAX_DEPTH = 10_000, 16
@@ -42,8 +45,12 @@ class SessionSettings(BaseModel):
     device: str = Field(default="auto", description="auto, cuda:N, replay:h200 or replay:PATH")
     seed: int = Field(default=0, ge=0, lt=2**63)
     accumulate: Literal["float32"] = "float32"
-    rounds: int | None = Field(default=None, ge=1, le=1000, description="null: 1 for a search, 3 for a model.")
-    group_size: int | None = Field(default=None, ge=1, le=64, description="null: 1 for a search, 2 for a model.")
+    rounds: int | None = Field(
+        default=None, ge=1, le=1000, description="null: 1 for a search, 3 for a model, for local 4 evaluations each."
+    )
+    group_size: int | None = Field(
+        default=None, ge=1, le=64, description="null: 1 for a search, 2 for a model, 8 for local."
+    )
     top_k: int = Field(default=3, ge=1, le=1000, description="Variants per layout of B through the whole gate.")
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
     parallel_compiles: int | None = Field(default=None, ge=1, le=64)
@@ -115,11 +122,13 @@ class Settings(BaseModel):
 
     @property
     def rounds(self) -> int:
+        if self.session.rounds is None and self.policy.name == "local":
+            return math.ceil(self.budget.evaluations / (self.group_size * LOCAL_QUOTA))
         return self.session.rounds or (1 if self.is_search else 3)
 
     @property
     def group_size(self) -> int:
-        return self.session.group_size or (1 if self.is_search else 2)
+        return self.session.group_size or (1 if self.is_search else 8 if self.policy.name == "local" else 2)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -175,7 +184,8 @@ def _check_priced(settings: Settings) -> None:
     """A ceiling in dollars is none for a model whose price nobody knows."""
     policy = settings.policy
     model = policy.model or policy.default_models.get(policy.name)
-    if settings.budget.usd is not None and not settings.is_search and model and not price_of(model, policy.prices):
+    is_free = settings.is_search or policy.name == "local"
+    if settings.budget.usd is not None and not is_free and model and not price_of(model, policy.prices):
         raise UsageError(
             f"budget.usd cannot be kept, there is no price of '{model}': give --set 'policy.prices={{\"{model}\": "
             "{input: 1, output: 5, cache_read: 0.1}}' in dollars per million tokens, or budget.tokens instead"

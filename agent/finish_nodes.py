@@ -111,6 +111,7 @@ class FinishNodes:
         deps = self._deps
         settings = deps.settings
         model = deps.policy.name.partition(":")[2]
+        is_free = settings.policy.name == "local" or not model
         source = deps.folder / "best" / "kernel.cu"
         entries = [self._entry(finalist) for finalist in state["finalists"]]
         return summarise(
@@ -123,7 +124,7 @@ class FinishNodes:
             entries=entries,
             references=[self._references(mode) for mode in settings.session.modes],
             source_path=str(source) if any(e.admitted for e in entries) else None,
-            cost_known=not model or price_of(model, settings.policy.prices) is not None,
+            cost_known=is_free or price_of(model, settings.policy.prices) is not None,
         )
 
     def _references(self, mode: Any) -> References:

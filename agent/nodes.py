@@ -42,6 +42,7 @@ from agent.state import (
 )
 from memory.answer_ids import answer_id
 from policy.base import PolicyRequest
+from policy.compact import compact_prompt
 from policy.prompts import analytical_floor_us, prompt
 from policy.reward import Reward, reward, smooth
 from policy.tool_schemas import EVALUATING, SEARCH_DOCS, CallError, DocsArguments, tool_schemas
@@ -107,6 +108,9 @@ class SearchNodes:
         if deps.has_trajectory(state["next_rollout"]):
             return deps.trajectory(state["next_rollout"]).steps
         tried = [row["key"] for row in state["trials"]]
+        if deps.settings.policy.name == "local":
+            known = self._memory.selection(tried, state["round"])
+            return compact_prompt(deps.task, deps.toolbox.info, self._offline_reference().best_us(), known, quota)
         return prompt(
             deps.templates,
             deps.task,
@@ -144,6 +148,7 @@ class SearchNodes:
                     turns_left=deps.max_turns - rollout["turns"],
                     seed=deps.settings.session.seed,
                     rollout=rollout["number"],
+                    beside=state.get("beside", 1),
                 )
             )
             step = with_call_ids(step, rollout["steps"])

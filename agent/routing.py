@@ -21,6 +21,7 @@ def evaluations_left(state: SessionState, budget: int) -> int:
 def thinks(state: SessionState) -> list[ThinkInput]:
     """One policy turn for every rollout that goes on. A rollout is told the earlier rounds and its own trials."""
     group = {rollout["number"] for rollout in state["group"]}
+    beside = sum(rollout["ended_by"] is None for rollout in state["group"])
     inputs = []
     for rollout in state["group"]:
         if rollout["ended_by"] is None:
@@ -30,6 +31,7 @@ def thinks(state: SessionState) -> list[ThinkInput]:
                 trials=[row for row in state["trials"] if row["rollout"] not in others],
                 round=state["round"],
                 evaluations_left=max(0, rollout["quota"] - rollout["spent"]),
+                beside=beside,
             )
             inputs.append(one)
     return inputs

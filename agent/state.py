@@ -133,6 +133,7 @@ class ThinkInput(TypedDict):
     trials: list[TrialRow]
     round: int
     evaluations_left: int
+    beside: NotRequired[int]  # turns taken at the same time, this one included
 
 
 class ActInput(TypedDict):

@@ -51,6 +51,8 @@ class PolicyRequest(Record):
     seed: int = 0
     #: Counts all rollouts of the session, so that those of one group differ.
     rollout: int = 0
+    #: Rollouts that take a turn at this moment, this one included: a policy may answer all of them at once.
+    beside: int = 1
 
 
 class Policy(Protocol):

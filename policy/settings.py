@@ -6,9 +6,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from policy.base_model import BaseSettings
 from policy.endpoints import check_url
 
-PolicyName = Literal["search", "random", "anthropic", "openai"]
+PolicyName = Literal["search", "random", "anthropic", "openai", "local"]
 
 
 class Price(BaseModel):
@@ -22,12 +23,23 @@ class Price(BaseModel):
     cache_write: float = Field(default=0.0, ge=0, le=1e6)
 
 
+class LocalSettings(BaseModel):
+    """Of the policy ``local``; policy.temperature is 1 there where it is null."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    base: BaseSettings = BaseSettings()
+    adapter: str | None = Field(default=None, min_length=1, max_length=4096, description="Folder of `agent train`.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Below 1, unlikely tokens are never taken.")
+    words: int = Field(default=160, ge=0, le=2000, description="Characters said before a call, at most.")
+
+
 class PolicySettings(BaseModel):
     """Bounds are far above what is of use; they are there so that a slip of the pen is a sentence and not a hang."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: PolicyName = Field(default="search", description="search, random, anthropic or openai.")
+    name: PolicyName = Field(default="search", description="search, random, anthropic, openai or local.")
     model: str | None = Field(default=None, max_length=200, description="Model name; null: the provider's default.")
     base_url: str | None = Field(default=None, description="Another endpoint of the provider's protocol.")
     batch: int = Field(default=16, ge=1, le=256, description="search: plans proposed in one turn.")
@@ -55,6 +67,7 @@ class PolicySettings(BaseModel):
         default=12, ge=0, le=1000, description="Searches of the documentation in one rollout; 0: no such tool."
     )
     docs_tokens: int = Field(default=4000, ge=200, le=50_000, description="Of what one search answers, estimated.")
+    local: LocalSettings = LocalSettings()
     default_models: dict[str, str] = Field(default={}, description="Model of each provider when none is named.")
     prices: dict[str, Price] = Field(default={}, description="By model name, or by the name's beginning.")
 

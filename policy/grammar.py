@@ -1,0 +1,91 @@
+"""What a local model may say in one turn, as a grammar: a few words, then one of the calls that would be run.
+
+The calls are listed one by one: a task has some 150 plans that keep their family's constraints and are accepted at the
+shape, so "valid" is a finite set and no constraint has to be said again. Pure text; the sampler hands it to llguidance.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from policy.base import PolicyRequest
+from policy.chat import CLOSE, OPEN, ChatError, Message, Tokenizer, call_message, segments
+from policy.compact import plan_arguments
+from tools.records import Plan
+
+#: Keys that may be submitted, the best ones.
+MAX_KEYS = 16
+
+
+class Frame(NamedTuple):
+    """How a chat template writes a call: after nothing, after words, and behind it."""
+
+    alone: str
+    after_words: str
+    end: str
+
+
+def frame_of(tokenizer: Tokenizer, template: str | None) -> Frame:
+    """Raises ChatError for a template whose calls are not JSON between the tags of policy/chat.py."""
+    eos = tokenizer.eos_token or ""
+    alone, end = _around(tokenizer, template, "")
+    after, end_after = _around(tokenizer, template, _WORDS)
+    parts = (alone, after.removeprefix(_WORDS), end.removesuffix(eos))
+    if end != end_after or not after.startswith(_WORDS) or any(OPEN not in part for part in parts[:2]):
+        raise ChatError(_OTHER_FORM)
+    if CLOSE not in end or not end.endswith(eos) or "<" in after.removeprefix(_WORDS).partition(OPEN)[0]:
+        raise ChatError(_OTHER_FORM)
+    return Frame(*parts)
+
+
+_WORDS = "some words"
+_OTHER_FORM = (
+    "the base's chat template writes calls in a form of its own: set policy.local.base.chat_template to a file like "
+    "configs/chat/tools.jinja"
+)
+
+
+def _around(tokenizer: Tokenizer, template: str | None, words: str) -> tuple[str, str]:
+    """What stands before and behind a call's JSON in a turn of the model."""
+    arguments = {"probe": {"A": 1}}
+    said: Message = {"role": "assistant", "content": words, "tool_calls": [call_message("call-0", "probe", arguments)]}
+    told: Message = {"role": "user", "content": "probe"}
+    found = segments(tokenizer, [told, said], [], template)
+    turn = next(segment.text for segment in found if segment.own)
+    before, json_text, behind = turn.partition(call_text("probe", arguments))
+    if not json_text:
+        raise ChatError(_OTHER_FORM)
+    return before, behind
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """As chat templates write it with their filter ``tojson``."""
+    return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+
+
+def allowed_calls(request: PolicyRequest, plans: Sequence[Plan]) -> list[str]:
+    """Every call that the loop would run for this request: plans not tried yet while evaluations are left, and a submit
+    of what passed. Empty if there is none. ``plans`` are those that the task's shape is accepted by."""
+    tried = {trial.key for trial in request.trials}
+    calls = []
+    if request.evaluations_left > 0 and request.turns_left > 1:
+        calls = [call_text("evaluate_plan", plan_arguments(plan)) for plan in plans if plan.plan_id not in tried]
+    passed = sorted((trial for trial in request.trials if trial.ratio is not None), key=lambda t: -(t.ratio or 0.0))
+    keys = dict.fromkeys(trial.key for trial in passed)
+    return [*calls, *(call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS])]
+
+
+def turn_grammar(calls: Iterable[str], frame: Frame, words: int) -> str:
+    """In llguidance's Lark: at most ``words`` characters that open no tag, then exactly one of the calls."""
+    alone, after = json.dumps(frame.alone), json.dumps(frame.after_words)
+    listed = " | ".join(json.dumps(call + frame.end, ensure_ascii=False) for call in calls)
+    if frame.alone == frame.after_words:
+        rules = "start: WORDS? BEFORE CALL\n" if words else "start: BEFORE CALL\n"
+        before = f"BEFORE: {after}\n"
+    else:
+        rules = "start: ALONE CALL | WORDS AFTER CALL\n" if words else "start: ALONE CALL\n"
+        before = f"ALONE: {alone}\nAFTER: {after}\n"
+    spoken = f"WORDS: /[^<\\n]{{1,{words}}}/\n" if words else ""
+    return f"{rules}{spoken}{before}CALL: {listed}\n"

@@ -1,0 +1,140 @@
+"""The process that holds a local model: answers one framed JSON request after another on a private pipe.
+
+``python -m policy.local_worker --in-fd N --out-fd M``. Out of memory, or a crash in a kernel, costs this process and no
+session. On a GPU it takes the lock of tools/gpu/lock.py while it computes, so that no timing runs beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import resource
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policy.base import PolicyError
+from policy.base_model import Base, BaseSettings, adapter_id, load_adapter, load_base
+from policy.chat import ChatError, Message, Tokenizer, segments
+from policy.grammar import frame_of, turn_grammar
+from policy.sampling import Row, Sampler, Sampling
+from tools.frames import exit_on_hangup, read_frame, write_frame
+from tools.gpu.lock import GpuLock
+from tools.records import content_hash
+
+
+class Worker:
+    """One base, and one adapter or none. Raises PolicyError."""
+
+    def __init__(self, settings: BaseSettings, adapter: Path | None, home: Path) -> None:
+        self.base = load_base(settings, home)
+        model = load_adapter(self.base, adapter) if adapter is not None else self.base.model
+        self._frame = frame_of(self.base.tokenizer, self.base.template)
+        self._sampler = Sampler(model, self.base.tokenizer)
+        self._lock = _lock_of(self.base)
+        self.model_id = content_hash([self.base.fingerprint, adapter_id(adapter) if adapter is not None else None])
+
+    def about(self) -> dict[str, Any]:
+        return {
+            "base": self.base.name,
+            "model": self.model_id,
+            "tokenizer": self.base.tokenizer_id,
+            "device": str(self.base.model.device),
+        }
+
+    def sample(self, rows: Sequence[Mapping[str, Any]], sampling: Sampling, words: int) -> list[dict[str, Any]]:
+        drawn = []
+        contexts = [
+            context_of(self.base.tokenizer, row["messages"], row["tools"], self.base.template, row["own"])
+            for row in rows
+        ]
+        for row, context in zip(rows, contexts, strict=True):
+            drawn.append(Row(context, turn_grammar(row["calls"], self._frame, words), row["seed"]))
+        with self._lock.held(exclusive=False) if self._lock is not None else contextlib.nullcontext():
+            turns = self._sampler.draw(drawn, sampling)
+        return [
+            {
+                "context_ids": context,
+                "token_ids": turn.ids,
+                "logprobs": turn.logprobs,
+                "mask": turn.mask,
+                "text": self.base.tokenizer.decode(turn.ids[:-1], skip_special_tokens=False),
+            }
+            for context, turn in zip(contexts, turns, strict=True)
+        ]
+
+
+def context_of(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    template: str | None,
+    own: Sequence[Sequence[int] | None],
+) -> list[int]:
+    """What the next turn is sampled from. ``own``: the tokens that the earlier turns were sampled as, which need not be
+    those that their texts would be cut into; None for a turn of which they are not known."""
+    turns = iter(own)
+    ids: list[int] = []
+    for segment in segments(tokenizer, messages, tools, template, next_turn=True):
+        known = next(turns, None) if segment.own else None
+        ids += known if known is not None else tokenizer.encode(segment.text, add_special_tokens=False)
+    return ids
+
+
+def _lock_of(base: Base) -> GpuLock | None:
+    device = base.model.device
+    if device.type != "cuda":
+        return None
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return GpuLock(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+
+
+def _answer(worker: Worker | None, request: Mapping[str, Any]) -> tuple[Worker | None, dict[str, Any]]:
+    match request["op"]:
+        case "load":
+            adapter = Path(request["adapter"]) if request["adapter"] else None
+            worker = Worker(BaseSettings.model_validate(request["base"]), adapter, Path(request["home"]))
+            found: dict[str, Any] = worker.about()
+        case _:
+            if worker is None:
+                raise PolicyError("no model is loaded")
+            sampling = Sampling(request["temperature"], request["top_p"])
+            found = {"turns": worker.sample(request["rows"], sampling, request["words"])}
+    return worker, found | {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    """torch says so in words; the loader of its libraries cannot map them."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in text for words in _MEMORY_WORDS)
+
+
+_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to map segment")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--in-fd", type=int, required=True)
+    parser.add_argument("--out-fd", type=int, required=True)
+    options = parser.parse_args()
+    exit_on_hangup(options.out_fd)
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    worker: Worker | None = None
+    while (frame := read_frame(options.in_fd)) is not None:
+        try:
+            worker, reply = _answer(worker, json.loads(frame))
+        except (PolicyError, ChatError) as error:
+            reply = {"error": "memory" if _out_of_memory(error.__cause__) else str(error)}
+        except (MemoryError, RuntimeError, OSError, ImportError) as error:
+            if not _out_of_memory(error):
+                raise
+            reply = {"error": "memory"}
+        write_frame(options.out_fd, json.dumps(reply).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,362 @@
+"""The local policy: calls that would be run and nothing else, log-probabilities that are the model's, groups in one
+batch, the same seed for the same session; and what can be wrong with a base, an adapter or a machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fakes import ScriptedDevice, toy_families
+from loop_kit import make_deps
+from loop_kit import run as run_session
+
+pytestmark = pytest.mark.slow
+for needed in ("torch", "transformers", "llguidance", "peft"):
+    pytest.importorskip(needed, reason="needs the extra train")
+
+from tiny_model import make_tiny_model  # noqa: E402
+
+from memory.exemplars_read import Selection  # noqa: E402
+from policy.base import PolicyError, PolicyRequest, Trial  # noqa: E402
+from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
+from policy.chat import OPEN, encode_prompt, messages_of, parse_turn, tool_messages  # noqa: E402
+from policy.compact import compact_prompt, compact_tools  # noqa: E402
+from policy.factory import make_policy  # noqa: E402
+from policy.grammar import allowed_calls, frame_of, turn_grammar  # noqa: E402
+from policy.local_policy import LocalPolicy  # noqa: E402
+from policy.local_worker import context_of  # noqa: E402
+from policy.sampling import Row, Sampler, Sampling, pick  # noqa: E402
+from policy.settings import PolicySettings  # noqa: E402
+from policy.tool_schemas import PlanArguments, parse_arguments  # noqa: E402
+from tools.families import accepted_plans, load_families, validate_plan  # noqa: E402
+from tools.hgemm import hgemm  # noqa: E402
+from tools.records import Plan, Status, Step  # noqa: E402
+
+TASK = hgemm(64, 64, 64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def base(folder: Path) -> Base:
+    return load_base(BaseSettings(name=str(folder), device="cpu"), folder)
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    return [v.plan for v in accepted_plans(load_families(), TASK) if v.plan is not None]
+
+
+def request(*trials: Trial, evaluations: int = 4, seed: int = 0, rollout: int = 0, beside: int = 1) -> PolicyRequest:
+    info = ScriptedDevice().info
+    return PolicyRequest(
+        task=TASK,
+        device=info,
+        steps=compact_prompt(TASK, info, 5.0, Selection(), evaluations),
+        trials=trials,
+        evaluations_left=evaluations,
+        turns_left=9,
+        seed=seed,
+        rollout=rollout,
+        beside=beside,
+    )
+
+
+def trial(plan: Plan, ratio: float | None = 1.0) -> Trial:
+    status = Status.OK if ratio is not None else Status.FAILED
+    return Trial(key=plan.plan_id, label=plan.label, plan=plan, status=status, ratio=ratio)
+
+
+def row(base: Base, asked: PolicyRequest, plans: list[Plan], seed: str, words: int = 24) -> Row:
+    context = encode_prompt(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template)
+    grammar = turn_grammar(allowed_calls(asked, plans), frame_of(base.tokenizer, base.template), words)
+    return Row(context, grammar, seed)
+
+
+def settings(folder: Path, **local: object) -> PolicySettings:
+    base = {"name": str(folder), "device": "cpu"}
+    return PolicySettings.model_validate({"name": "local", "local": {"base": base, "words": 16, **local}})
+
+
+# --- what may be said -------------------------------------------------------------------------------------------------
+
+
+def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, plans: list[Plan]) -> None:
+    families, sampler = load_families(), Sampler(base.model, base.tokenizer)
+    tried = [trial(plans[0]), trial(plans[1], None)]
+    asked = request(*tried)
+    rows = [row(base, asked, plans, f"seed {i}") for i in range(24)]
+    seen = set()
+    for drawn in sampler.draw(rows, Sampling(1.5)):
+        assert drawn.ids[-1] == base.tokenizer.eos_token_id
+        step = parse_turn(base.tokenizer.decode(drawn.ids[:-1]))
+        (call,) = step.tool_calls
+        arguments = parse_arguments(call)  # raises for what is no valid call
+        if isinstance(arguments, PlanArguments):
+            plan = validate_plan(families[arguments.family], arguments.b_layout, arguments.knobs)
+            assert plan in plans and plan not in plans[:2]
+            seen.add(plan.plan_id)
+        else:
+            assert call.name == "submit" and call.arguments == {"key": plans[0].plan_id}
+        assert len(step.text) <= 24
+    assert len(seen) > 10
+
+
+def test_a_submit_needs_something_that_passed_and_is_all_that_is_left_without_evaluations(plans: list[Plan]) -> None:
+    assert all('"evaluate_plan"' in call for call in allowed_calls(request(), plans))
+    assert len(allowed_calls(request(), plans)) == len(plans)
+    done = request(trial(plans[0], 0.5), trial(plans[1], 0.9), trial(plans[2], None), evaluations=0)
+    keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, plans)]
+    assert keys == [plans[1].plan_id, plans[0].plan_id]
+    assert allowed_calls(request(trial(plans[0], None), evaluations=0), plans) == []
+
+
+def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:
+    (drawn,) = Sampler(base.model, base.tokenizer).draw([row(base, request(), plans, "s", words=0)], Sampling(1.0))
+    assert base.tokenizer.decode(drawn.ids).startswith(OPEN)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_tokens(base: Base, plans: list[Plan]) -> None:
+    import torch
+
+    one = row(base, request(), plans, "a")
+    other = row(base, request(trial(plans[3])), plans, "b")._replace(context=[*one.context[:50], *one.context[90:]])
+    for temperature in (1.0, 0.7):
+        drawn = Sampler(base.model, base.tokenizer).draw([one, other, one], Sampling(temperature))
+        for asked, turn in zip([one, other, one], drawn, strict=True):
+            ids = torch.tensor([[*asked.context, *turn.ids]])
+            with torch.inference_mode():
+                logits = base.model(input_ids=ids).logits[0].double() / temperature
+            expected = torch.log_softmax(logits, -1)
+            places = range(len(asked.context) - 1, ids.shape[1] - 1)
+            found = [
+                (float(expected[at, token]), logprob)
+                for at, token, logprob, chosen in zip(places, turn.ids, turn.logprobs, turn.mask, strict=True)
+                if chosen
+            ]
+            assert found and np.allclose(*np.array(found).T, atol=1e-4)
+            assert all(p == 0.0 for p, chosen in zip(turn.logprobs, turn.mask, strict=True) if not chosen)
+
+
+def test_a_batch_is_what_its_rows_are_alone(base: Base, plans: list[Plan]) -> None:
+    rows = [row(base, request(), plans, f"s{i}") for i in range(5)]
+    rows[2] = rows[2]._replace(context=[*rows[2].context, *rows[2].context[-7:]])
+    together = Sampler(base.model, base.tokenizer).draw(rows, Sampling(1.0))
+    for asked, turn in zip(rows, together, strict=True):
+        (alone,) = Sampler(base.model, base.tokenizer).draw([asked], Sampling(1.0))
+        assert (alone.ids, alone.mask) == (turn.ids, turn.mask)
+        assert np.allclose(alone.logprobs, turn.logprobs, atol=1e-4)
+
+
+def test_what_the_last_batch_left_in_the_cache_changes_nothing(base: Base, plans: list[Plan]) -> None:
+    first, second = row(base, request(), plans, "x"), row(base, request(evaluations=2), plans, "y")
+    sampler = Sampler(base.model, base.tokenizer)
+    fresh = [Sampler(base.model, base.tokenizer).draw([one], Sampling(1.0))[0].ids for one in (first, second, first)]
+    assert [sampler.draw([one], Sampling(1.0))[0].ids for one in (first, second, first)] == fresh
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    logits = np.log(np.array([0.5, 0.2, 0.2, 0.1], np.float32))
+    allowed = np.array([0, 1, 3])
+    drawn = [pick(logits, allowed, Sampling(1.0), (i + 0.5) / 800)[0] for i in range(800)]
+    assert [drawn.count(token) for token in (0, 1, 2, 3)] == [500, 200, 0, 100]
+    assert pick(logits, allowed, Sampling(1.0), 0.99)[1] == pytest.approx(np.log(0.1))
+    assert {pick(logits, allowed, Sampling(1.0, 0.6), u)[0] for u in np.linspace(0, 0.999, 50)} == {0}
+    assert {pick(logits, allowed, Sampling(1.0, 0.7), u)[0] for u in np.linspace(0, 0.999, 50)} == {0, 1}
+    assert pick(logits, allowed, Sampling(0.0), 0.9)[0] == 0
+    cold = [pick(logits, allowed, Sampling(0.5), (i + 0.5) / 300)[0] for i in range(300)]
+    assert [cold.count(token) for token in (0, 1, 3)] == [250, 40, 10]
+
+
+def test_a_context_keeps_the_tokens_that_earlier_turns_were_sampled_as(base: Base) -> None:
+    steps = (*request().steps, Step(role="assistant", text="ab"), Step(role="user", text="go on"))
+    tools = tool_messages(compact_tools())
+    plain = context_of(base.tokenizer, messages_of(steps), tools, base.template, [None])
+    assert plain == encode_prompt(base.tokenizer, messages_of(steps), tools, base.template)
+    own = [7, 8, 9, base.tokenizer.eos_token_id]
+    kept = context_of(base.tokenizer, messages_of(steps), tools, base.template, [own])
+    prompt = encode_prompt(base.tokenizer, messages_of(steps[:2]), tools, base.template)
+    assert kept[: len(prompt) + 4] == [*prompt, *own]
+    assert kept[len(prompt) + 4 :] == plain[len(prompt) + 3 :]
+
+
+# --- the process ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def policy(folder: Path) -> object:
+    made = LocalPolicy(settings(folder), load_families(), home=folder)
+    yield made
+    made.close()
+
+
+def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy) -> None:
+    def group() -> list[Step]:
+        with ThreadPoolExecutor(4) as pool:
+            return list(pool.map(lambda i: policy.step(request(rollout=i, beside=4)), range(4)))
+
+    first, second = group(), group()
+    assert first == second and len({step.text for step in first}) > 1
+    for step in first:
+        assert step.sampled is not None and step.stop == "tool_calls" and step.usage is not None
+        assert step.usage.output_tokens == len(step.sampled.token_ids)
+        assert set(step.sampled.mask) == {0, 1} and step.sampled.temperature == 1.0
+    alone = policy.step(request(rollout=2))
+    assert alone.tool_calls == first[2].tool_calls
+    assert policy.name == "local:tiny" and 0 < policy.peak_rss_bytes < 2.5e9
+
+
+def test_a_turn_waits_for_others_only_so_long(policy: LocalPolicy) -> None:
+    assert policy.step(request(beside=3)).tool_calls  # the other two were answered before a kill
+
+
+def test_nothing_to_call_is_said_without_asking(policy: LocalPolicy, plans: list[Plan]) -> None:
+    step = policy.step(request(trial(plans[0], None), evaluations=0))
+    assert step.stop == "end" and step.tool_calls == () and "no plan passed" in step.text
+
+
+def test_a_model_that_died_is_a_sentence_and_the_next_turn_has_a_new_one(folder: Path) -> None:
+    made = LocalPolicy(settings(folder), load_families(), home=folder)
+    try:
+        before = made.step(request())
+        os.kill(made._child.pid, signal.SIGKILL)
+        with pytest.raises(PolicyError, match="was killed, as a system does that runs out of memory"):
+            made._ask({"op": "sample"}, 5.0)
+        assert made.step(request()) == before
+    finally:
+        made.close()
+
+
+def test_the_same_seed_gives_the_same_session(folder: Path, tmp_path: Path) -> None:
+    def session(name: str, seed: int) -> tuple[list[object], list[Step]]:
+        families = toy_families()
+        made = LocalPolicy(settings(folder), families, home=folder)
+        given = {"session__group_size": 3, "session__rounds": 2, "budget__evaluations": 9, "session__seed": seed}
+        deps = make_deps(tmp_path / name, made, families=families, policy__name="local", **given)
+        try:
+            state, summary = run_session(deps, concurrency=3)
+        finally:
+            made.close()
+        steps = [step for number in range(6) for step in deps.trajectory(number).steps]
+        assert summary.best is not None
+        return [(row["rollout"], row["key"], row["ratio"]) for row in state["trials"]], steps
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "c").mkdir()
+    first, steps = session("a", 1)
+    assert session("b", 1) == (first, steps)
+    assert session("c", 2)[1] != steps
+    turns = [step for step in steps if step.role == "assistant"]
+    assert all(step.sampled is not None for step in turns) and "evaluations" in steps[1].text
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def adapter_of(base_folder: Path, out: Path, fingerprint: str | None) -> Path:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base_folder), LoraConfig(target_modules="all-linear"))
+    model.save_pretrained(out)
+    if fingerprint is not None:
+        (out / "training.json").write_text(json.dumps({"base": {"name": "other", "fingerprint": fingerprint}}))
+    return out
+
+
+def test_an_adapter_changes_what_is_said_and_who_said_it(base: Base, folder: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    adapter = adapter_of(folder, tmp_path / "tuned", base.fingerprint)
+    weights = load_file(adapter / "adapter_model.safetensors")
+    torch.manual_seed(1)
+    save_file({name: torch.randn_like(w) for name, w in weights.items()}, adapter / "adapter_model.safetensors")
+    plain = LocalPolicy(settings(folder), load_families(), home=folder)
+    tuned = LocalPolicy(settings(folder, adapter=str(adapter)), load_families(), home=folder)
+    try:
+        a, b = plain.step(request()), tuned.step(request())
+    finally:
+        plain.close()
+        tuned.close()
+    assert tuned.name == "local:tuned" and a.sampled is not None and b.sampled is not None
+    assert a.sampled.model != b.sampled.model and a.sampled.tokenizer == b.sampled.tokenizer
+    assert a.sampled.token_ids != b.sampled.token_ids
+
+
+@pytest.mark.parametrize("kind", ["another base", "another size"])
+def test_an_adapter_for_another_base_is_a_sentence(kind: str, folder: Path, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=1, hidden=32 if kind == "another size" else 16)
+    adapter = adapter_of(other, tmp_path / "adapter", "0123" if kind == "another base" else None)
+    made = LocalPolicy(settings(folder, adapter=str(adapter)), load_families(), home=folder)
+    with pytest.raises(PolicyError, match=r"was trained on .* set base\.name") as caught:
+        made.step(request())
+    made.close()
+    assert "\n" not in str(caught.value)
+
+
+def test_paths_that_are_not_there_are_found_before_a_session_begins(folder: Path, tmp_path: Path) -> None:
+    def refused(given: PolicySettings) -> str:
+        with pytest.raises(PolicyError) as caught:
+            make_policy(given, {}, {})
+        return str(caught.value)
+
+    assert "there is no folder /nowhere/model" in refused(settings(Path("/nowhere/model")))
+    assert "does not exist" in refused(settings(folder, adapter="/nowhere/adapter"))
+    assert "holds no adapter" in refused(settings(folder, adapter=str(tmp_path)))
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert "it is an adapter" in refused(settings(tmp_path))
+
+
+def test_a_missing_extra_is_named_with_the_command_that_brings_it(folder: Path) -> None:
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "import policy.local_policy as l; l.find_spec = lambda n: None if n == 'llguidance' else find(n)\n"
+        "from policy.settings import PolicySettings\n"
+        "l.LocalPolicy(PolicySettings(name='local'), {})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+    )
+    last = done.stderr.strip().splitlines()[-1]
+    assert "needs llguidance: " in last and "-m pip install" in last and "[train]" in last
+
+
+def test_too_little_memory_is_a_sentence(folder: Path) -> None:
+    code = (
+        "from pathlib import Path\n"
+        "from policy.base import PolicyRequest\n"
+        "from policy.local_policy import LocalPolicy\n"
+        "from policy.settings import PolicySettings\n"
+        "import sys\n"
+        "request = PolicyRequest.from_json(sys.argv[2])\n"
+        "from tools.families import load_families\n"
+        "made = LocalPolicy(PolicySettings.model_validate_json(sys.argv[1]), load_families(), Path('/tmp'))\n"
+        "made.step(request)\n"
+    )
+    shell = ["/bin/sh", "-c", f'ulimit -v {700 << 10}; exec "$@"', "sh"]
+    arguments = [sys.executable, "-c", code, settings(folder).model_dump_json(), request().to_json()]
+    root = Path(__file__).parent.parent
+    done = subprocess.run([*shell, *arguments], capture_output=True, text=True, cwd=root)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "PolicyError" in last and "memory" in last and "dtype=bfloat16" in last
+
+
+def test_a_conversation_that_is_too_long_is_a_sentence(base: Base, plans: list[Plan]) -> None:
+    one = row(base, request(), plans, "s")
+    with pytest.raises(PolicyError, match="the base reads 8192"):
+        Sampler(base.model, base.tokenizer).draw([one._replace(context=[5] * 8000)], Sampling(1.0))

@@ -228,7 +228,8 @@ def _visible(owners: NDArray[np.int64], new: NDArray[np.int64]) -> NDArray[np.bo
     """[new tokens, all tokens]: the common beginning, and what came before in the same row."""
     slots = np.arange(len(owners))
     mine = (owners[None, :] == -1) | (owners[None, :] == new[:, None])
-    return mine & (slots[None, :] <= slots[len(owners) - len(new) :, None])
+    visible: NDArray[np.bool_] = mine & (slots[None, :] <= slots[len(owners) - len(new) :, None])
+    return visible
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:

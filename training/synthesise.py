@@ -53,7 +53,7 @@ def synthesise(
 ) -> Iterator[Row]:
     tasks = records.tasks()
     taught = [task.task_id for task in tasks if split_of(task) == "train"]
-    shelf = _Shelf(records, families)
+    shelf = Shelf(records, families)
     for task in tasks:
         pool = shelf.at(task)
         if not [one for one in pool if one.score is not None]:
@@ -63,7 +63,7 @@ def synthesise(
             yield from _group(records, task, pool, near, number, recipe, reward, memory)
 
 
-class _Shelf:
+class Shelf:
     """What was recorded at each shape, read once. Variants are shared: their sources would fill the memory."""
 
     def __init__(self, records: Records, families: Mapping[str, Family]) -> None:
@@ -221,10 +221,10 @@ def _plan(one: Tried) -> Plan:
 
 
 def _answer(one: Tried) -> str:
-    return compact_answer(result_text(_evaluation(one), one.key, one.variant.label))
+    return compact_answer(result_text(evaluation_of(one), one.key, one.variant.label))
 
 
-def _evaluation(one: Tried) -> Evaluation:
+def evaluation_of(one: Tried) -> Evaluation:
     """As the gate would answer: it stops at the first verdict against the candidate."""
     failure = one.failure
     status = Status.OK if failure is None else failure.status

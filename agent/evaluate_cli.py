@@ -1,0 +1,253 @@
+"""The command ``agent evaluate-policy``. agent/cli.py registers it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from agent.edge import guarded
+from agent.errors import UsageError
+
+if TYPE_CHECKING:
+    from agent.config import Settings
+    from training.evaluate import Cell, Player, Shape
+
+SEARCHES = ("random", "search", "model")
+PARTS = ("profiles", "exemplars")
+#: Seconds between two lines of progress, where stderr is no terminal.
+EVERY_S = 10.0
+
+
+def evaluate_policy(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="random, search, model (default: these three) or base, the base without adapter; repeatable."
+        ),
+    ] = None,
+    adapter: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FOLDER", help="An adapter of `agent train`; may be repeated.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="heldout (default), off_grid, train or all shapes.")] = "heldout",
+    budgets: Annotated[str, typer.Option(metavar="N,…", help="Evaluations.")] = "1,4,8,16",
+    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Of each policy at each shape.")] = 3,
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="A record file (default: the H200's).")
+    ] = None,
+    against: Annotated[str, typer.Option(metavar="NAME", help="Differences from this policy are shown.")] = "search",
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="PART", help="Leave profiles or exemplars out of prompts; repeatable.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=256, help="Conversations side by side.")] = 8,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What was played (default: evaluations.jsonl in the home).")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="E.g. --set policy.local.base.name=FOLDER."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table for a document.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Regret against the recorded optimum after a few evaluations: searches, the base, and adapters.
+
+    The same command goes on where it was stopped. Example: agent evaluate-policy --adapter sft=adapters/sft
+    """
+    with guarded():
+        from agent.config import load_settings, parse_assignment
+        from tools.families import load_families
+        from tools.paths import home_dir
+        from tools.replay import ReplayDevice, default_path
+        from training.evaluate import Plays, shapes_of
+        from training.evaluate_cache import appending, read_cells
+        from training.evaluate_table import lines, table
+
+        loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
+        told_budgets, left_out = _budgets(budgets), _parts(without or [])
+        names = _names(policy, adapter)
+        families = load_families()
+        with ExitStack() as stack:
+            players = _players(names, loaded, families, stack)
+            device = ReplayDevice(source or default_path())
+            stack.callback(device.close)
+            shapes = _in_split(shapes_of(device.records, families), split)
+            plays = Plays(
+                device.records,
+                families,
+                shapes,
+                told_budgets,
+                range(seeds),
+                loaded.memory,
+                loaded.policy.exemplars,
+                left_out,
+            )
+            path = cache or home_dir() / "evaluations.jsonl"
+            known = read_cells(path)
+            file = stack.enter_context(appending(path))
+            progress = _Progress(len(players), quiet)
+
+            def tell(cell: Cell, is_new: bool) -> None:
+                if is_new:
+                    file.add(cell)
+                progress(cell, is_new)
+
+            # A cell may have been played under another name.
+            cells = [
+                cell.model_copy(update={"policy": p.name}) for p, cell in _each(players, plays, known, batch, tell)
+            ]
+        rows = table(cells, shapes, told_budgets, {p.name: p.quota for p in players}, against)
+        complete = sum(shape.is_complete for shape in shapes)
+        if json_output:
+            print(
+                json.dumps(
+                    {
+                        "device": device.info.label,
+                        "split": split,
+                        "shapes": len(shapes),
+                        "shapes_with_known_optimum": complete,
+                        "seeds": seeds,
+                        "budgets": told_budgets,
+                        "without": sorted(left_out),
+                        "against": against,
+                        "policies": [row.model_dump(mode="json") for row in rows],
+                    }
+                )
+            )
+            return
+        print(
+            f"{device.info.label}: {len(shapes)} {split} shapes, {seeds} seeds; regret of {complete} with known optimum"
+        )
+        if left_out:
+            print(f"prompts without {' and '.join(sorted(left_out))}")
+        print("mean regret in % of the best recorded ratio [95 % interval]\n")
+        print("\n".join(lines(rows, told_budgets, against, markdown)))
+
+
+def _each(players: list[Player], plays: Any, known: Any, batch: int, tell: Any) -> Iterator[tuple[Player, Cell]]:
+    """One policy after the other, each closed before the next: two models need not fit into the memory."""
+    from training.evaluate import play
+
+    for player in players:
+        for cell in play([player], plays, known, batch, tell):
+            yield player, cell
+        player.policy.close()
+
+
+class _Progress:
+    def __init__(self, players: int, quiet: bool) -> None:
+        self._quiet = quiet
+        self._begun = self._last = time.monotonic()
+        self._new = self._known = 0
+
+    def __call__(self, cell: Cell, is_new: bool) -> None:
+        self._new += is_new
+        self._known += not is_new
+        now = time.monotonic()
+        if self._quiet or now - self._last < EVERY_S:
+            return
+        self._last = now
+        rate = self._new / (now - self._begun)
+        kept = f", {self._known} from earlier" if self._known else ""
+        print(f"{cell.policy}: {self._new} played, {rate:.1f}/s{kept}", file=sys.stderr, flush=True)
+
+
+# --- what was asked ---------------------------------------------------------------------------------------------------
+
+
+def _names(policies: list[str] | None, adapters: list[str] | None) -> dict[str, str | None]:
+    """Name → folder of an adapter, or None."""
+    chosen = policies if policies is not None else list(SEARCHES)
+    known = (*SEARCHES, "base")
+    if unknown := [name for name in chosen if name not in known]:
+        raise UsageError(
+            f"--policy is one of {', '.join(known)}, not '{unknown[0]}'; adapters are given with --adapter"
+        )
+    found: dict[str, str | None] = dict.fromkeys(chosen)
+    for text in adapters or []:
+        name, sign, folder = text.partition("=")
+        if not sign or not name.strip() or not folder.strip():
+            raise UsageError(
+                f"'{text}' is not an adapter: write --adapter NAME=FOLDER, e.g. --adapter sft=adapters/sft"
+            )
+        if name in found or name in known:
+            raise UsageError(f"there are two policies called '{name}': give each a name of its own")
+        found[name] = folder
+    return found
+
+
+def _players(names: dict[str, str | None], loaded: Settings, families: Any, stack: ExitStack) -> list[Player]:
+    from policy.search import SearchPolicy
+    from policy.settings import PolicySettings
+    from tools.model import held_out, load_fitted
+    from tools.records import content_hash
+    from training.evaluate import ModelPolicy, Player
+
+    space = sorted((name, family.revision) for name, family in families.items())
+    fitted = content_hash([list(map(dict, load_fitted().folds)), space])
+    found = []
+    for name, folder in names.items():
+        match name:
+            case "random" | "search":
+                method = "random" if name == "random" else "tpe"
+                made: Any = SearchPolicy(PolicySettings(), families, method, constants_of=held_out)
+                identity = content_hash([name, space, PolicySettings().model_dump(mode="json"), fitted])
+            case "model":
+                made, identity = ModelPolicy(families), content_hash([name, fitted])
+            case _:
+                made, identity = _local(folder, loaded, families, space)
+        stack.callback(made.close)
+        found.append(Player(name, made, identity))
+    return found
+
+
+def _local(folder: str | None, loaded: Settings, families: Any, space: Any) -> tuple[Any, str]:
+    from policy.base_model import adapter_id
+    from policy.compact import PROMPT_VERSION
+    from policy.local_policy import LocalPolicy
+    from tools.records import content_hash
+
+    local = loaded.policy.local.model_copy(update={"adapter": folder})
+    settings = loaded.policy.model_copy(update={"name": "local", "local": local})
+    made = LocalPolicy(settings, families)
+    weights = adapter_id(Path(folder).expanduser()) if folder is not None else ""
+    asked = local.model_dump(mode="json", exclude={"adapter"})
+    return made, content_hash(["local", settings.model, asked, settings.temperature, weights, PROMPT_VERSION, space])
+
+
+def _budgets(text: str) -> list[int]:
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = []
+    if not found or found[0] < 1 or found[-1] > 1000:
+        raise UsageError(f"--budgets are numbers of evaluations from 1 to 1000, e.g. 1,4,8,16, not '{text}'")
+    return found
+
+
+def _parts(names: list[str]) -> set[Any]:
+    for name in names:
+        if name == "retrieval":
+            raise UsageError("the local policy's prompt holds no retrieved documents, so there is nothing to leave out")
+        if name not in PARTS:
+            raise UsageError(f"--without is profiles or exemplars, not '{name}'")
+    return set(names)
+
+
+def _in_split(shapes: list[Shape], split: str) -> list[Shape]:
+    from training.splits import split_of
+
+    if split not in ("heldout", "off_grid", "train", "all"):
+        raise UsageError(f"--split is heldout, off_grid, train or all, not '{split}'")
+    found = [shape for shape in shapes if split in ("all", split_of(shape.task))]
+    if not found:
+        raise UsageError(f"the records have no {split} shape: take another --split, or record some with `agent record`")
+    return found

@@ -25,8 +25,8 @@ from agent.export_cli import export_trajectories
 from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
-from agent.ui_cli import ui
 from agent.train_cli import app as train_app
+from agent.ui_cli import ui
 
 if TYPE_CHECKING:
     from agent.session import SessionConfig

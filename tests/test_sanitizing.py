@@ -283,6 +283,17 @@ def test_shared_memory_is_followed_only_at_shapes_that_end_in_time() -> None:
     assert planned([]) == []
 
 
+def test_a_cooperative_kernel_is_sanitized_at_a_small_and_a_tail_shape() -> None:
+    """Its CTAs must be resident together, which 64 of them are on an H200."""
+    raw = raw_variant()
+    launch = raw.launch.launches[0].model_copy(update={"grid": (64, "ceil_div(M + N + K, 1048576)", 1)})
+    together = raw.model_copy(
+        update={"launch": raw.launch.model_copy(update={"launches": (launch,), "cooperative": True})}
+    )
+    tasks = sanitize_tasks(together, hgemm(4096, 4096, 4096))
+    assert len(tasks) == 3 and tasks[0].dims["M"] < 4096
+
+
 @pytest.mark.parametrize("rejected", [False, True])
 def test_a_large_shape_is_run_with_the_cheap_tools(tmp_path: Path, rejected: bool) -> None:
     """`if (M == 4096) cheat` is clean at every smaller shape."""

@@ -67,12 +67,15 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 def allowed_calls(request: PolicyRequest, plans: Sequence[Plan]) -> list[str]:
     """Every call that the loop would run for this request: plans not tried yet while evaluations are left, and a submit
-    of what passed. Empty if there is none. ``plans`` are those that the task's shape is accepted by."""
+    of what passed; while evaluations are left, only of what this conversation evaluated itself, which is what it is
+    rewarded for. Empty if there is none. ``plans`` are those that accept the task's shape."""
     tried = {trial.key for trial in request.trials}
     calls = []
     if request.evaluations_left > 0 and request.turns_left > 1:
         calls = [call_text("evaluate_plan", plan_arguments(plan)) for plan in plans if plan.plan_id not in tried]
-    passed = sorted((trial for trial in request.trials if trial.ratio is not None), key=lambda t: -(t.ratio or 0.0))
+    told = "\n".join(step.text for step in request.steps if step.role == "tool")
+    passed = [t for t in request.trials if t.ratio is not None and (not calls or t.key in told)]
+    passed.sort(key=lambda trial: -(trial.ratio or 0.0))
     keys = dict.fromkeys(trial.key for trial in passed)
     return [*calls, *(call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS])]
 

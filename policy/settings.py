@@ -31,7 +31,7 @@ class LocalSettings(BaseModel):
     base: BaseSettings = BaseSettings()
     adapter: str | None = Field(default=None, min_length=1, max_length=4096, description="Folder of `agent train`.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Below 1, unlikely tokens are never taken.")
-    words: int = Field(default=160, ge=0, le=2000, description="Characters said before a call, at most.")
+    words: int = Field(default=200, ge=0, le=2000, description="Characters said before a call, at most.")
 
 
 class PolicySettings(BaseModel):

@@ -94,7 +94,9 @@ def settings(folder: Path, **local: object) -> PolicySettings:
 def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, plans: list[Plan]) -> None:
     families, sampler = load_families(), Sampler(base.model, base.tokenizer)
     tried = [trial(plans[0]), trial(plans[1], None)]
+    answer = Step(role="tool", text=json.dumps({"key": plans[0].plan_id}), call_id="c", tool="evaluate_plan")
     asked = request(*tried)
+    asked = asked.model_copy(update={"steps": (*asked.steps, answer)})
     rows = [row(base, asked, plans, f"seed {i}") for i in range(24)]
     seen = set()
     for drawn in sampler.draw(rows, Sampling(1.5)):
@@ -119,6 +121,8 @@ def test_a_submit_needs_something_that_passed_and_is_all_that_is_left_without_ev
     keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, plans)]
     assert keys == [plans[1].plan_id, plans[0].plan_id]
     assert allowed_calls(request(trial(plans[0], None), evaluations=0), plans) == []
+    earlier = request(trial(plans[0], 0.5))  # of another conversation
+    assert all('"evaluate_plan"' in call for call in allowed_calls(earlier, plans))
 
 
 def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:

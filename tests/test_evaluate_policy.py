@@ -1,0 +1,281 @@
+"""agent evaluate-policy: the table recomputed from what was recorded, cells that are not played twice, a language model
+side by side with others, and what can be wrong with what was asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from records_kit import agent, make_record
+
+from memory.exemplars import MemorySettings
+from policy.base import PolicyRequest
+from policy.compact import plan_arguments
+from policy.search import SearchPolicy
+from policy.settings import PolicySettings
+from tools.families import accepted_plans, load_families
+from tools.model import held_out, rank
+from tools.record_file import RecordReader
+from tools.records import Plan, Step, ToolCall
+from training.evaluate import QUOTA, Cell, ModelPolicy, Player, Plays, Shape, play, shapes_of
+from training.evaluate_cache import appending, read_cells
+from training.evaluate_table import estimate, lines, table
+
+FAMILIES = load_families()
+SHAPES = ((64, 64, 64), (64, 128, 256), (128, 128, 128))
+needs_train = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("torch", "transformers", "llguidance", "peft")),
+    reason="needs the extra train",
+)
+
+
+class Scripted:
+    """A language model that says what it is told to: plans by their place in the list of accepted ones, a submit, a
+    call that is no call, or nothing."""
+
+    name = "scripted"
+    is_search = False
+
+    def __init__(self, *script: int | str) -> None:
+        self.script = list(script)
+        self.requests: list[PolicyRequest] = []
+
+    def close(self) -> None:
+        return
+
+    def step(self, request: PolicyRequest) -> Step:
+        self.requests.append(request)
+        said = self.script.pop(0) if self.script else "nothing"
+        if isinstance(said, int):
+            plan = plans_of(request)[said]
+            call = ToolCall(call_id="c", name="evaluate_plan", arguments=plan_arguments(plan))
+        elif said == "nothing":
+            return Step(role="assistant", text="I give up", stop="end")
+        else:
+            call = ToolCall(call_id="c", name=said, arguments={"key": "k"} if said == "submit" else {})
+        return Step(role="assistant", tool_calls=(call,), stop="tool_calls")
+
+
+def plans_of(request: PolicyRequest) -> list[Plan]:
+    return [v.plan for v in accepted_plans(FAMILIES, request.task) if v.plan is not None]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *SHAPES)
+
+
+@pytest.fixture(scope="module")
+def records(path: Path) -> Iterator[RecordReader]:
+    reader = RecordReader(path)
+    yield reader
+    reader.close()
+
+
+@pytest.fixture(scope="module")
+def shapes(records: RecordReader) -> list[Shape]:
+    return shapes_of(records, FAMILIES)
+
+
+def plays(records: RecordReader, shapes: Sequence[Shape], budgets: Sequence[int] = (1, 4, 8), **more: object) -> Plays:
+    return Plays(records, FAMILIES, shapes, budgets, range(2), MemorySettings(), 2, **more)  # type: ignore[arg-type]
+
+
+def played(players: Sequence[Player], of: Plays, known: dict[str, Cell] | None = None) -> tuple[list[Cell], int]:
+    new = []
+    cells = list(play(players, of, known or {}, 4, lambda cell, is_new: new.append(is_new)))
+    return cells, sum(new)
+
+
+# --- the numbers ------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_what_the_records_say(records: RecordReader, shapes: list[Shape]) -> None:
+    """The model's row, computed another way: from its ranking and the recorded timings."""
+    players = [
+        Player("model", ModelPolicy(FAMILIES), "m"),
+        Player("random", SearchPolicy(PolicySettings(), FAMILIES, "random"), "r"),
+    ]
+    cells, _ = played(players, plays(records, shapes))
+    rows = {r.policy: r for r in table(cells, shapes, (1, 4, 8), {p.name: p.quota for p in players}, "random")}
+    complete = [shape for shape in shapes if shape.is_complete]
+    assert complete and rows["model"].shapes == len(shapes) and rows["model"].cells == 2 * len(shapes)
+    for budget in (1, 4, 8):
+        expected, apart = [], []
+        for shape in complete:
+            plans = [v.plan for v in accepted_plans(FAMILIES, shape.task) if v.plan is not None]
+            order = [r.plan.plan_id for r in rank(plans, shape.task, records.device, held_out(shape.task))]
+            found = {}
+            for plan in plans:
+                timing = records.timed(plan.plan_id, shape.task.task_id, "offline", "screen")
+                row = timing.row() if timing is not None else None
+                found[plan.plan_id] = row.ratio if row is not None else 0.0
+            expected.append(1 - max(found[key] for key in order[:budget]) / max(found.values()))
+            for cell in cells:
+                if cell.policy == "random" and cell.task_id == shape.task.task_id:
+                    best = max((ratio or 0.0) for ratio in cell.ratios[:budget])
+                    apart.append(expected[-1] - (1 - best / max(found.values())))
+        own, difference = rows["model"].regret[budget], rows["model"].difference[budget]
+        assert own is not None and own.mean == pytest.approx(np.mean(expected)) and own.lo <= own.mean <= own.hi
+        assert difference is not None and difference.mean == pytest.approx(np.mean(apart))
+    assert rows["random"].difference == {} and rows["random"].evaluations == 8 * 2 * len(shapes)
+
+
+def test_the_interval_is_of_shapes_and_the_seeds_within_them() -> None:
+    assert estimate({}) is None
+    same = estimate({(f"shape {i}", seed): 0.1 for i in range(5) for seed in range(3)})
+    assert same is not None and (same.mean, same.lo, same.hi) == pytest.approx((0.1, 0.1, 0.1))
+    # Two shapes that differ: half of the resamples of two are mixed, a quarter are one of them.
+    two = estimate({(f"shape {i}", seed): float(i) for i in range(2) for seed in range(50)})
+    assert two is not None and (two.mean, two.lo, two.hi) == pytest.approx((0.5, 0.0, 1.0))
+    rng = np.random.default_rng(3)
+    values = rng.normal(size=400)
+    many = estimate({(f"shape {i}", 0): float(value) for i, value in enumerate(values)})
+    assert many is not None
+    assert (many.hi - many.lo) / 2 == pytest.approx(1.96 * values.std() / np.sqrt(400), rel=0.1)
+
+
+def test_what_is_not_recorded_costs_an_evaluation_and_an_unknown_optimum_gives_no_regret(
+    records: RecordReader, shapes: list[Shape]
+) -> None:
+    shape = shapes[0]
+    plans = [v.plan for v in accepted_plans(FAMILIES, shape.task) if v.plan is not None]
+    fewer = {key: ratio for key, ratio in shape.ratios.items() if key != plans[2].plan_id}
+    policy = Scripted(2, 0, "list_families", 1, 0)
+    player = Player("scripted", policy, "s")
+    partial = [Shape(shape.task, fewer, False)]
+    (cell,), _ = played([player], Plays(records, FAMILIES, partial, (4,), (0,), MemorySettings(), 2))
+    assert cell.ratios[:3] == (None, shape.ratios[plans[0].plan_id], shape.ratios[plans[1].plan_id])
+    assert (cell.not_recorded, cell.invalid, cell.calls) == (1, 1, 5)  # the last repeats one, and costs nothing
+    (row,) = table([cell], partial, (4,), {"scripted": player.quota}, None)
+    assert row.regret == {4: None} and "1 of 3" in "\n".join(lines([row], (4,), None, markdown=True))
+
+
+def test_a_language_model_plays_rollouts_of_its_quota_and_is_shown_what_it_tried(
+    records: RecordReader, shapes: list[Shape]
+) -> None:
+    policy = Scripted(*range(4), 4, "submit", *range(5, 8))
+    one_seed = Plays(records, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2)
+    (cell,), _ = played([Player("scripted", policy, "s")], one_seed)
+    assert len(cell.ratios) == 8 and cell.quota == QUOTA and len(policy.requests) == 9
+    assert [r.evaluations_left for r in policy.requests] == [4, 3, 2, 1, 4, 3, 3, 2, 1]
+    assert [r.rollout for r in policy.requests] == [0] * 4 + [1] * 2 + [2] * 3
+    first, later = policy.requests[0].steps, policy.requests[4].steps
+    label = shapes[0].task.label
+    assert f"measured at {label}" not in first[1].text and f"measured at {label}" in later[1].text
+    answer = json.loads(policy.requests[1].steps[-1].text)
+    assert answer["key"] == policy.requests[1].trials[0].key and answer["status"] == "ok"
+
+
+def test_prompts_can_leave_exemplars_out(records: RecordReader, shapes: list[Shape]) -> None:
+    policy = Scripted(*range(8))
+    bare = Plays(records, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2, {"exemplars"})
+    cells, _ = played([Player("scripted", policy, "s")], bare)
+    assert all("nothing is measured yet" in request.steps[1].text for request in policy.requests)
+    other, _ = played([Player("scripted", Scripted(*range(8)), "s")], plays(records, shapes[:1], (8,)))
+    assert cells[0].key not in {cell.key for cell in other}
+
+
+def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(records: RecordReader, shapes: list[Shape]) -> None:
+    policy = Scripted()
+    (cell, _), _ = played([Player("scripted", policy, "s")], plays(records, shapes[:1], (4,)))
+    assert cell.empty and len(policy.requests) == 4
+    (row,) = table([cell], shapes, (4,), {"scripted": lambda budget: QUOTA}, None)
+    assert row.regret == {4: None} and row.empty == 1
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_played_is_not_played_again_also_after_a_cut_line(
+    records: RecordReader, shapes: list[Shape], tmp_path: Path
+) -> None:
+    players = [Player("random", SearchPolicy(PolicySettings(), FAMILIES, "random"), "r")]
+    cells, new = played(players, plays(records, shapes))
+    assert new == len(cells) == 2 * len(shapes)
+    path = tmp_path / "deep" / "cells.jsonl"
+    with appending(path) as file:
+        for cell in cells:
+            file.add(cell)
+    path.write_bytes(path.read_bytes()[:-30])
+    known = read_cells(path)
+    assert len(known) == len(cells) - 1
+    again, new = played(players, plays(records, shapes), known)
+    assert (again, new) == (cells, 1)
+    with appending(path) as file:
+        file.add(cells[-1])
+    assert read_cells(path) == {cell.key: cell for cell in cells}
+    more, new = played(players, plays(records, shapes, (1, 4, 8, 16)), read_cells(path))
+    assert new == len(cells) and len(more[0].ratios) == 16  # another budget is another play
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_tells_the_table_as_text_markdown_and_json(path: Path, tmp_path: Path) -> None:
+    given = ["evaluate-policy", "--from", str(path), "--split", "all", "--budgets", "1,4", "--seeds", "2"]
+    done = agent(tmp_path, *given)
+    assert done.returncode == 0, done.stderr
+    assert "model " in done.stdout and "random " in done.stdout and "Regret less that of search" in done.stdout
+    again = agent(tmp_path, *given, "--json")
+    document = json.loads(again.stdout)
+    assert [row["policy"] for row in document["policies"]] == ["random", "search", "model"]
+    assert document["budgets"] == [1, 4] and document["shapes"] == len(SHAPES)
+    marked = agent(tmp_path, *given, "--markdown", "--quiet").stdout
+    assert "| policy | 1 evaluation | 4 evaluations | not recorded | invalid calls |\n|---|---|---|---|---|" in marked
+    mean = document["policies"][1]["regret"]["4"]["mean"]
+    assert (
+        f"| search | {100 * document['policies'][1]['regret']['1']['mean']:.2f} " in marked
+        and f"{100 * mean:.2f}" in marked
+    )
+    assert len((tmp_path / "evaluations.jsonl").read_text().splitlines()) == 3 * 2 * len(SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (["--policy", "clever"], "--policy is one of random, search, model, base"),
+        (["--adapter", "sft"], "write --adapter NAME=FOLDER"),
+        (["--adapter", "search=x"], "two policies called 'search'"),
+        (["--adapter", "sft=/nowhere"], "the folder /nowhere does not exist"),
+        (["--budgets", "0,4"], "--budgets are numbers"),
+        (["--split", "test"], "--split is heldout"),
+        (["--split", "off_grid"], "the records have no off_grid shape"),
+        (["--without", "retrieval"], "holds no retrieved documents"),
+        (["--without", "words"], "--without is profiles or exemplars"),
+        (["--from", "/nowhere.sqlite"], "/nowhere.sqlite"),
+        (["--split", "all", "--cache", "/dev/null/cells"], "--cache"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(given: list[str], told: str, path: Path, tmp_path: Path) -> None:
+    if "/nowhere" in given[-1] and find_spec("llguidance") is None:
+        pytest.skip("needs the extra train")
+    done = agent(tmp_path, "evaluate-policy", "--from", str(path), *given)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert told in done.stderr.replace("\n", " ") and done.stderr.startswith("error: ")
+
+
+@needs_train
+@pytest.mark.slow
+def test_a_local_model_is_played_side_by_side_and_only_says_valid_calls(
+    records: RecordReader, shapes: list[Shape], tmp_path: Path
+) -> None:
+    from tiny_model import make_tiny_model
+
+    from policy.local_policy import LocalPolicy
+
+    base = {"name": str(make_tiny_model(tmp_path / "tiny")), "device": "cpu"}
+    settings = PolicySettings.model_validate({"name": "local", "local": {"base": base, "words": 8}})
+    policy = LocalPolicy(settings, FAMILIES, home=tmp_path)
+    try:
+        of = plays(records, shapes[:2], (1, 4))
+        first, new = played([Player("tiny", policy, "t")], of)
+        assert new == 2 * 2 * 2 and sum(cell.invalid for cell in first) == 0
+        assert {(cell.quota, len(cell.ratios)) for cell in first} == {(1, 1), (QUOTA, 4)}
+        assert played([Player("tiny", policy, "t")], of)[0] == first
+    finally:
+        policy.close()

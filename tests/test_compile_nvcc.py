@@ -319,6 +319,35 @@ def test_a_failure_that_is_not_the_sources(body: str, words: str, tmp_path: Path
     assert again.reason is Reason.COMPILE_ERROR and "error: no" in again.detail
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "died due to signal 9",
+        "g++: fatal error: Killed signal terminated program cc1plus",
+        "No space left on device",
+        "Disk quota exceeded",
+        "out of memory",
+        "nvcc fatal   : Unsupported gpu architecture",
+        "g++: No such file or directory",
+        "gcc: Failed to preprocess host compiler properties.",
+        "nvcc failed without an error in the source",
+    ],
+)
+@pytest.mark.parametrize(
+    "how",
+    [
+        "#error {said}",
+        'static_assert(false, "no\\n{said}");',
+        '[[deprecated("a\\n{said}")]] __device__ void f() {{}}\n__global__ void k() {{ f(); asm volatile("no;"); }}',
+    ],
+)
+def test_a_source_cannot_speak_for_the_machine(how: str, said: str, cache: CompileCache) -> None:
+    """Otherwise one turn of a model could end a session, or get away without a verdict."""
+    source = f"{OK_SOURCE}\n{how.format(said=said)}\n"
+    result = compiled(small_variant(source), cache, toolchain=real_toolchain())
+    assert (result.status, result.reason) == (Status.FAILED, Reason.COMPILE_ERROR), result.detail
+
+
 def test_a_source_without_a_kernel(cache: CompileCache) -> None:
     """Also where there is no compiler."""
     for toolchain in (Toolchain(), fake_nvcc(cache.root, "exit 3")):

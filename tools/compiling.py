@@ -185,7 +185,9 @@ def _build(
     if done.cancelled:
         raise DeviceBroken("the compile was cancelled")
     too_large = f"died due to signal {SIGXFSZ}" if done.returncode in (-SIGXFSZ, 128 + SIGXFSZ) else ""
-    if cannot := next((why for sign, why in _CANNOT_WRITE.items() if sign in log + too_large), None):
+    machines_own = "" if cubin is not None or blames_source(log) else log
+    said = machines_own + too_large
+    if cannot := next((why for sign, why in _CANNOT_WRITE.items() if sign in said), None):
         raise DeviceBroken(f"cannot write temporary files in {tempfile.gettempdir()}: {cannot}")
     build = Build(
         compiler=compiler, elapsed_s=done.elapsed_s, log=trim_log(log), warnings=ptxas_warnings(log)[:_MAX_WARNINGS]
@@ -230,6 +232,9 @@ _CANNOT_WRITE = {
     f"died due to signal {SIGXFSZ}": "the limit on the size of files (ulimit -f) is too low",
 }
 _ERROR_LINE = re.compile(r"\berror\b\s*(#[\w-]+\s*)?:|\bfatal\b|catastrophic error|\d+ errors? detected", re.IGNORECASE)
+_SOURCES_FAULT = re.compile(
+    rf"^{re.escape(SOURCE_NAME)}(\(\d+\)|:\d+:\d+): (fatal )?error\b|^ptxas \S+, line \d+; (error|fatal)", re.MULTILINE
+)
 _KILLED = re.compile(r"died due to signal 9\b|^Killed$| signal terminated program", re.MULTILINE)
 #: Begins the detail of a failure in which no compiler said what is wrong with the source.
 _SILENT = "nvcc failed without an error in the source"
@@ -241,6 +246,12 @@ def tidy_log(text: str, folder: Path) -> str:
     text = re.sub(r"^ptxas info\s*: Compile time = .*\n?", "", text, flags=re.MULTILINE)
     text = re.sub(r"[^\s'\"(]*tmpxft_[0-9a-f]+_[0-9a-f]+-\d+_", "", text)
     return text.replace(f"{folder}/tmp/", "").replace(f"{folder}/", "")
+
+
+def blames_source(log: str) -> bool:
+    """Whether a compiler names an error in the source. Then nothing else in the log is believed: a candidate can print
+    what it likes there, in lines of its own (``static_assert(false, "\\nNo space left on device")``)."""
+    return _SOURCES_FAULT.search(log) is not None
 
 
 def trim_log(log: str) -> str:
@@ -258,13 +269,14 @@ def classify_failure(done: Completed, log: str, limits: Limits) -> tuple[Reason,
     said = (first or (lines[-1] if lines else "nothing was said"))[:300]
     if done.timed_out:
         return Reason.COMPILE_TIMEOUT, f"nvcc did not finish within {limits.deadline_s:g} s"
-    if _OUT_OF_MEMORY.search(log):
+    own = "" if blames_source(log) else log
+    if _OUT_OF_MEMORY.search(own):
         return Reason.COMPILE_MEMORY, f"nvcc needed more than {limits.memory_bytes / 2**30:.3g} GiB of memory"
     if "uses too much shared data" in log:
         return Reason.TOO_MUCH_SHARED_MEMORY, said
     if "Unresolved extern" in log or "nvlink error" in log:
         return Reason.UNRESOLVED_SYMBOL, said
-    if _KILLED.search(log) or done.returncode in (-9, 137):
+    if _KILLED.search(own) or done.returncode in (-9, 137):
         return Reason.COMPILE_ERROR, f"{_SILENT}: it was killed, most likely because this machine ran out of memory"
     if first is None:
         return Reason.COMPILE_ERROR, f"{_SILENT}: it ended with code {done.returncode}, {said}"
@@ -305,10 +317,11 @@ def _unusable_toolchain(build: Build) -> str | None:
         return None
     if build.detail.startswith(_SILENT):
         return f"{build.detail}; `agent doctor` says which nvcc this is"
-    if "Unsupported gpu architecture" in build.log:
+    own = "" if blames_source(build.log) else build.log
+    if "Unsupported gpu architecture" in own:
         return f"{build.compiler} does not know sm_90a; {how_to_install('nvcc')}"
-    if re.search(r"(gcc|g\+\+|cc1plus|host compiler).*(not found|No such file|Failed to preprocess)", build.log) or (
-        "Failed to preprocess host compiler" in build.log
+    if re.search(r"(gcc|g\+\+|cc1plus|host compiler).*(not found|No such file|Failed to preprocess)", own) or (
+        "Failed to preprocess host compiler" in own
     ):
         return f"nvcc finds no host C++ compiler; install one with: {HOW_TO_INSTALL['g++']}"
     return None

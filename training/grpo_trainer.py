@@ -50,7 +50,7 @@ class GroupSampler(Sampler[int]):
                     yield from range(group * self._size, (group + 1) * self._size)
 
 
-class OfflineGRPOTrainer(WholeCheckpoints, GRPOTrainer):  # type: ignore[misc]
+class OfflineGRPOTrainer(WholeCheckpoints, GRPOTrainer):
     """``samples`` in the order of the dataset's rows: groups of ``num_generations``, one after the other."""
 
     def __init__(self, *, samples: Sequence[Sample], **given: Any) -> None:

@@ -85,7 +85,7 @@ def _trainer(
 
     from training.watching import WholeCheckpoints
 
-    class Trainer(WholeCheckpoints, SFTTrainer):  # type: ignore[misc]
+    class Trainer(WholeCheckpoints, SFTTrainer):
         pass
 
     settings = job.settings.sft

@@ -20,7 +20,7 @@ from training.errors import TrainingError
 from training.folder import COMPLETE, RunFolder
 
 
-class Metrics(TrainerCallback):  # type: ignore[misc]
+class Metrics(TrainerCallback):
     """A line of JSON for every logged step, and a line for people. ``model_fraction``: of the time since the last line,
     how much went into steps of the model."""
 
@@ -61,7 +61,7 @@ class Metrics(TrainerCallback):  # type: ignore[misc]
             self._show(f"step {state.global_step} of {state.max_steps}: {', '.join(known)}")
 
 
-class StopBetweenSteps(TrainerCallback):  # type: ignore[misc]
+class StopBetweenSteps(TrainerCallback):
     """Once asked to, ends the training after a step, with a checkpoint. All processes of a training agree on it."""
 
     def __init__(self, requested: Callable[[], bool]) -> None:

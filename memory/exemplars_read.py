@@ -151,7 +151,7 @@ def tried_record(scope: str, variant: Variant, task: Task, result: Outcome) -> t
 
 def recorded_at(records: Records, families: Mapping[str, Family], task: Task) -> list[Tried]:
     """Plans of the packaged families that a record file has times of at a task, some hundred lookups of 30 us each.
-    Plans of another revision of a family are left out: their source is gone."""
+    Plans of another revision of a family, or of a source edited since, are left out: what was timed is gone."""
     found = []
     origin = f"{records.device.name}, driver {records.device.driver}"
     for plan in records.plans():
@@ -162,10 +162,13 @@ def recorded_at(records: Records, families: Mapping[str, Family], task: Task) ->
         screen = records.timed(key, task.task_id, "offline", "screen")
         if screen is None:
             continue
+        variant = render(family, plan)
+        if not records.is_of(variant):
+            continue
         finals = [records.timed(key, task.task_id, mode, "final") for mode in MODES]
         found.append(
             Tried(
-                variant=render(family, plan),
+                variant=variant,
                 task=task,
                 origin=origin,
                 compiled=records.compiled(key),

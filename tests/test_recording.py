@@ -349,10 +349,10 @@ def test_kill_9_leaves_a_file_that_goes_on(out: Path) -> None:
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "import tools.recording\n"
+        "import tools.recording, tools.recording_device\n"
         "from tests.fakes import ScriptedDevice, toy_families\n"
         "from tests.test_recording import SHAPES\n"
-        "tools.recording.COMMIT_EVERY_S = 0.0\n"
+        "tools.recording_device.COMMIT_EVERY_S = 0.0\n"
         "print('ready', flush=True)\n"
         "device = ScriptedDevice(sleep_s=0.002)\n"
         "tools.recording.record(device, toy_families(), SHAPES, Path(sys.argv[1]), deadline_s=60)\n"

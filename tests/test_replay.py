@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from memory.exemplars_read import recorded_at
 from memory.store import Store
 from tests.fakes import MEASURED_AT, ScriptedDevice, raw_variant, toy_families
 from tools.device import DeviceBroken
 from tools.families import accepted_plans
 from tools.gate import MemoryResults, Toolbox, device_scope
 from tools.hgemm import hgemm
+from tools.model_quality import measured
 from tools.record_writer import RecordWriter
 from tools.recording import record
 from tools.records import (
@@ -92,6 +94,19 @@ def test_another_source_under_a_recorded_plan_has_no_numbers(recorded: Path) -> 
             assert result.status is Status.NOT_RECORDED
             assert "of another source: bump `revision` in kernels/" in result.detail
     replay.close()
+
+
+def test_an_edited_source_is_no_prior_knowledge_either(recorded: Path) -> None:
+    family = FAMILIES["toy"]
+    edited = {**FAMILIES, "toy": family.model_copy(update={"source": family.source + "\n#define MORE 1\n"})}
+    records = ReplayDevice(recorded).records
+    assert {t.variant.plan.family for t in recorded_at(records, FAMILIES, TASK) if t.variant.plan} == {
+        "toy",
+        "toy_even",
+    }
+    assert {t.variant.plan.family for t in recorded_at(records, edited, TASK) if t.variant.plan} == {"toy_even"}
+    assert len(measured(records, FAMILIES)[0]) == len(SHAPES)
+    assert measured(records, edited)[0] == []
 
 
 def test_what_was_not_recorded_is_said_and_never_invented(recorded: Path) -> None:

@@ -56,9 +56,10 @@ def measured(records: Records, families: dict[str, Family]) -> tuple[list[Measur
     found, partial = [], 0
     for task in records.tasks():
         plans, ratios, refs = [], [], []
-        accepted = [v.plan for v in accepted_plans(families, task) if v.plan is not None]
-        for plan in accepted:
-            timing = records.timed(plan.plan_id, task.task_id, "offline", "screen")
+        accepted = [(v, v.plan) for v in accepted_plans(families, task) if v.plan is not None]
+        for variant, plan in accepted:
+            known = records.is_of(variant)  # an edited source has no times yet
+            timing = records.timed(plan.plan_id, task.task_id, "offline", "screen") if known else None
             row = timing.row() if timing is not None else None
             if row is not None:
                 plans.append(plan)

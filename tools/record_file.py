@@ -85,6 +85,7 @@ class Records:
                 if int(self._meta["schema_version"]) > 1
                 else ()
             )
+        self._asked: dict[str, tuple[Variant, bool]] = {}
         self._texts: dict[int, str] = {}
         self._dims: dict[str, dict[str, int]] = {}
         self.protocol_version = int(self._meta["protocol_version"])
@@ -134,7 +135,13 @@ class Records:
     def is_of(self, variant: Variant) -> bool:
         """False if what the file holds under this variant's key was measured of another source or launch."""
         recorded = self._contents.get(variant.key)
-        return recorded is None or recorded == variant.content_id
+        if recorded is None:
+            return True
+        asked, answer = self._asked.get(variant.key, (None, False))
+        if asked is not variant:
+            answer = recorded == variant.content_id
+            self._asked[variant.key] = (variant, answer)
+        return answer
 
     def knows_task(self, task_id: str) -> bool:
         return task_id in self._tasks

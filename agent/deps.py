@@ -108,7 +108,9 @@ class Deps:
         self.store.put_trajectory(trajectory)
         self._trajectories[number] = trajectory
 
-    def new_trajectory(self, number: int, index: int, round_number: int, steps: tuple[Step, ...]) -> Trajectory:
+    def new_trajectory(
+        self, number: int, index: int, round_number: int, quota: int, steps: tuple[Step, ...]
+    ) -> Trajectory:
         return Trajectory(
             trajectory_id=self.trajectory_id(number),
             session_id=self.session_id,
@@ -118,6 +120,7 @@ class Deps:
             round=round_number,
             index_in_group=index,
             steps=steps,
+            quota=quota,
         )
 
     # --- references ----------------------------------------------------------------------------------------------

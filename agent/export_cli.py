@@ -34,7 +34,9 @@ def export_trajectories(
         str | None, typer.Option(metavar="h200|FILE", help="Also trajectories synthesised from a record file.")
     ] = None,
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts with at least this reward.")] = None,
-    policy: Annotated[list[str] | None, typer.Option(help="Only of this policy; may be repeated.")] = None,
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Only of this policy or kind, e.g. anthropic; repeatable.")
+    ] = None,
     shape: Annotated[list[str] | None, typer.Option(metavar="M,N,K", help="Only of this shape; repeatable.")] = None,
     status: Annotated[
         list[str] | None, typer.Option(help="Only ok, failed, not_recorded or none; may be repeated.")

@@ -83,7 +83,7 @@ class SearchNodes:
         for index in range(size):
             number = state["next_rollout"] + index
             if not deps.has_trajectory(number):
-                deps.put_trajectory(number, deps.new_trajectory(number, index, state["round"], steps))
+                deps.put_trajectory(number, deps.new_trajectory(number, index, state["round"], quota, steps))
             group.append(
                 Rollout(
                     number=number,

@@ -260,6 +260,7 @@ trajectories = st.builds(
     reward=st.none() | finite,
     reward_parts=st.dictionaries(texts, finite, max_size=2),
     usage=usages,
+    quota=st.none() | counts,
 )
 everything = st.one_of(
     specs,

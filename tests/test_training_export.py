@@ -10,10 +10,11 @@ import pytest
 from training_kit import DEVICE, answers, row, sampled, says, trajectory
 
 from memory.store import Store
+from policy.compact import PROMPT_VERSION
 from policy.redacting import Secrets
 from tools.records import Step
-from training.export import Counts, Filters, export, row_of
-from training.rows import Row, read_rows
+from training.export import Counts, Filters, export, row_of, rows_of
+from training.rows import Provenance, Row, read_rows
 from training.scrub import scrub_text
 
 KEY = "sk-ant-api03-abcdefghijklmnop"
@@ -91,6 +92,15 @@ def test_every_part_of_a_row_is_clean_and_spoilt_tokens_go() -> None:
     assert "anna" not in text and "4711" not in text and found.tokens is None
 
 
+@pytest.mark.parametrize("place", ["prompt", "arguments"])
+def test_tokens_of_what_was_taken_out_of_the_prompt_or_a_call_go(place: str) -> None:
+    leak = "look in /home/anna/x.cu"
+    prompt = (PROMPT[0], Step(role="user", text=leak if place == "prompt" else "u"))
+    given = {"note": leak} if place == "arguments" else {}
+    found = made(says("a", sampled=sampled((1,), (2,)), **given), answers(status="ok"), prompt=prompt, policy="local")
+    assert "anna" not in found.to_json() and found.tokens is None
+
+
 # --- rows -------------------------------------------------------------------------------------------------------------
 
 
@@ -128,6 +138,69 @@ def test_not_recorded_is_masked() -> None:
     assert [turn.trained for turn in found.turns] == [False, False, True, False]
     assert found.status == "not_recorded" and found.reward is None
     assert made(says("a"), answers(status="failed")).turns[0].trained
+
+
+@pytest.mark.parametrize("second", [0, 1])  # the second call may be named as the first was
+def test_not_recorded_is_masked_in_the_tokens_too(second: int) -> None:
+    found = made(
+        says("a", sampled=sampled((1,), (2, 3))),
+        answers(status="not_recorded", detail="no such plan"),
+        says("b", second, sampled=sampled((1, 2, 3, 8), (5,), logprob=-0.25)),
+        answers(second, status="ok"),
+        prompt=PROMPT,
+        policy="local:sft",
+    )
+    assert [turn.trained for turn in found.turns] == [False, False, True, False] and found.tokens is not None
+    assert found.tokens.mask == (0, 0, 0, 1) and found.tokens.logprobs == (0.0, 0.0, 0.0, -0.25)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_the_local_policys_rows_are_as_it_was_asked(compact: bool) -> None:
+    """Two tools, answers cut to their verdict, and the prompt that its tokens begin with."""
+    turns = (says("a", sampled=sampled((1,), (2,))), answers(key="k", status="ok", ratio=1.25, mma={"a": 1}))
+    found = made(*turns, prompt=PROMPT, policy="local:sft", compact=compact)
+    assert [m.content for m in found.prompt] == ["s", "u"] and found.tokens is not None
+    assert [tool["name"] for tool in json.loads(found.tools)] == ["evaluate_plan", "submit"]
+    assert json.loads(found.turns[1].content) == {"key": "k", "status": "ok", "ratio": 1.25}
+    assert found.provenance.prompt_version == PROMPT_VERSION
+    greedy = made(says("a"), turns[1], prompt=PROMPT, policy="local:sft", compact=compact)
+    assert (greedy.prompt, greedy.tools, greedy.tokens) == (found.prompt, found.tools, None)
+
+
+def test_a_prompt_that_is_replaced_takes_the_tokens_with_it() -> None:
+    turns = (says("a", sampled=sampled((1,), (2,))), answers(status="ok"))
+    assert made(*turns, prompt=PROMPT, policy="other", compact=True).tokens is None
+    assert made(*turns, prompt=PROMPT, policy="other").tokens is not None
+    assert made(*turns, policy="local:sft").tokens is None  # it has no prompt to begin with
+
+
+def test_the_short_prompt_grants_what_the_loop_granted(tmp_path: Path) -> None:
+    """The session's settings leave rounds and the size of a group to their defaults."""
+    settings = {"budget": {"evaluations": 256}, "session": {"rounds": None, "group_size": None}}
+    with Store(tmp_path / "store.sqlite") as store:
+        store.create_session("session-a", {"settings": settings})
+        for number, quota in enumerate((42, None)):
+            store.put_trajectory(
+                trajectory(
+                    *(says("a"), answers(status="ok"), says("b"), answers(status="ok"), says("c")),
+                    trajectory_id=f"session-a/{number}",
+                    round=number,
+                    quota=quota,
+                    prompt=PROMPT,
+                    policy="anthropic:m",
+                )
+            )
+        rows = list(rows_of(store, None, Filters(compact=True), Secrets(), DEVICE))
+    told = [row.prompt[1].content for row in rows if isinstance(row, Row)]
+    assert "\nevaluations 42\n" in told[0] and "\nevaluations 2\n" in told[1]  # an older one: what it used
+
+
+def test_the_loop_writes_down_what_it_granted(tmp_path: Path) -> None:
+    given = ("optimize", "--shape", "64,64,64", "--device", "replay:h200", "--policy", "random", "--session", "s", "-q")
+    sizes = ("--evaluations", "9", "--set", "session.group_size=2", "--set", "session.rounds=2")
+    assert agent(tmp_path, *given, *sizes).returncode in (0, 2)
+    with Store(tmp_path / "store.sqlite") as store:
+        assert [one.quota for one in store.trajectories("s")] == [2, 2, 2, 2]
 
 
 def test_a_failure_is_a_failure() -> None:
@@ -199,6 +272,14 @@ def test_filters() -> None:
     assert kept(rows, shapes={"128x64x64"})[0] == ["g-3"]
     assert kept(rows, statuses={"none"})[0] == ["g-2"]
     assert kept(rows, policies={"local"}) == ([], {"another policy": 4, "why": 1})
+
+
+def test_a_policy_is_chosen_by_its_name_or_its_kind() -> None:
+    names = ("anthropic:m", "anthropic:n", "search", "anthropic-like")
+    of = [Provenance(source="session", protocol=2, policy=name, index=n) for n, name in enumerate(names)]
+    rows: list[Row | str] = [row(n, provenance=one) for n, one in enumerate(of)]
+    assert kept(rows, policies={"anthropic"})[0] == ["g-0", "g-1"]
+    assert kept(rows, policies={"anthropic:n", "search"})[0] == ["g-1", "g-2"]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

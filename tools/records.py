@@ -699,5 +699,6 @@ class Trajectory(Record):
     reward: float | None = None
     reward_parts: dict[str, float] = {}
     usage: Usage = Usage()
+    quota: int | None = None  # evaluations that it was granted, as its prompt says; None in older ones
     #: ``repairs``: too many failed in a row. ``floor``: a candidate was as fast as can be.
     ended_by: Literal["submit", "budget", "error", "policy", "repairs", "floor"] = "submit"

@@ -1,15 +1,16 @@
 """Logged trajectories → rows: filters, de-duplication, splits, provenance; keys and absolute paths stay behind.
 
 Reads the store's file and nothing else. A trajectory of a search policy has no prompt: it gets the short one of the
-local policy, as if that had been asked.
+local policy, as if that had been asked. The local policy's own keep theirs, which the tokens go with.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from pydantic import ValidationError
@@ -28,11 +29,13 @@ from training.splits import split_of
 #: How the label of a replay device begins (tools/replay.py).
 REPLAYED = "replayed from "
 SEARCHES = frozenset({"search", "random"})
+LOCAL = "local"
 
 
 @dataclass(frozen=True)
 class Filters:
-    """Empty sets keep everything. ``compact``: the short prompt also for trajectories that have one of their own."""
+    """Empty sets keep everything. ``policies``: names, or kinds (``anthropic`` for ``anthropic:MODEL``). ``compact``:
+    the short prompt also for trajectories that have one of their own."""
 
     min_reward: float | None = None
     policies: Collection[str] = ()
@@ -94,7 +97,8 @@ def export(
 
 def _filtered(row: Row, filters: Filters) -> str:
     label = "x".join(map(str, row.dims.values()))
-    if filters.policies and row.provenance.policy not in filters.policies:
+    policy = row.provenance.policy
+    if filters.policies and policy not in filters.policies and _kind(policy) not in filters.policies:
         return "another policy"
     if filters.shapes and label not in filters.shapes:
         return "another shape"
@@ -121,7 +125,7 @@ def rows_of(
             references[task_id] = _reference_us(store, task_id)
         config = sessions.get(trajectory.session_id, {})
         group = (trajectory.session_id, trajectory.round)  # one prompt, so one budget
-        evaluations = granted.setdefault(group, _evaluations(config, trajectory.steps))
+        evaluations = granted.setdefault(group, trajectory.quota or _used(trajectory.steps))
         yield row_of(trajectory, config, references[task_id], filters.compact, secrets, fallback, evaluations)
 
 
@@ -140,15 +144,19 @@ def row_of(
     if not any(step.role == "assistant" for step in turns):
         return "no turn of the policy"
     device = _device(config, fallback, trajectory.device)
-    is_compact = compact or not head
+    is_local = _kind(trajectory.policy) == LOCAL
+    is_compact = compact or is_local or not head
     tools = compact_tools() if is_compact else _told_tools(turns)
+    tokens = None
     if is_compact:
-        head = compact_prompt(trajectory.task, device, reference_us, Selection(), evaluations)
         turns = compact_steps(_unsaid(turns) if trajectory.policy in SEARCHES else turns)
-    tokens = None if is_compact and not _is_local(trajectory) else _tokens(turns)
+    if head and (is_local or not is_compact):
+        tokens = _tokens(turns)
+    else:  # another prompt than the one that the turns were sampled after
+        head = compact_prompt(trajectory.task, device, reference_us, Selection(), evaluations)
     clean = [prompt_message(step, secrets) for step in head]
     said = _turns(turns, secrets)
-    if [t.content for t in said] != [s.text for s in turns]:
+    if _is_spoilt(head, turns, clean, said):
         tokens = None  # what was taken out of the text is still in them
     prompt_hash = content_hash([m.content for m in clean])
     policy = config.get("settings", {}).get("policy", {})
@@ -197,14 +205,14 @@ def prompt_message(step: Step, secrets: Secrets) -> PromptMessage:
     return PromptMessage(role="system" if step.role == "system" else "user", content=scrub_text(step.text, secrets))
 
 
-def _evaluations(config: Mapping[str, Any], turns: Iterable[Step]) -> int:
-    """What each rollout of the group was granted (agent/nodes.py), or used where the session is not known."""
-    settings = config.get("settings", {})
-    budget = settings.get("budget", {}).get("evaluations")
-    if not isinstance(budget, int):
-        return max(1, sum(len(step.tool_calls) for step in turns) - 1)
-    session = settings.get("session", {})
-    return max(1, int(budget) // ((session.get("rounds") or 1) * (session.get("group_size") or 1)))
+def _used(steps: Iterable[Step]) -> int:
+    """Of a trajectory that does not say what it was granted: what it evaluated, a submit aside."""
+    return max(1, sum(len(step.tool_calls) for step in steps) - 1)
+
+
+def _kind(policy: str) -> str:
+    """Of a name like ``anthropic:MODEL`` or ``local:ADAPTER``."""
+    return policy.partition(":")[0]
 
 
 def _unsaid(steps: tuple[Step, ...]) -> tuple[Step, ...]:
@@ -212,8 +220,15 @@ def _unsaid(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(s.model_copy(update={"text": ""}) if s.role == "assistant" else s for s in steps)
 
 
-def _is_local(trajectory: Trajectory) -> bool:
-    return any(step.sampled is not None for step in trajectory.steps)
+def _is_spoilt(
+    head: Sequence[Step], turns: Sequence[Step], clean: Sequence[PromptMessage], said: Sequence[Turn]
+) -> bool:
+    """Whether anything was taken out of a row."""
+    before = [step.text for step in (*head, *turns)]
+    before += [json.dumps(call.arguments) for step in turns for call in step.tool_calls]
+    after = [*(message.content for message in clean), *(turn.content for turn in said)]
+    after += [call.arguments for turn in said for call in turn.tool_calls]
+    return before != after
 
 
 def _told_tools(turns: Iterable[Step]) -> tuple[ToolSchema, ...]:
@@ -222,13 +237,12 @@ def _told_tools(turns: Iterable[Step]) -> tuple[ToolSchema, ...]:
 
 
 def _turns(steps: tuple[Step, ...], secrets: Secrets) -> tuple[Turn, ...]:
-    answers = {step.call_id: step.text for step in steps if step.role == "tool"}
+    trained = _trained(steps)
     found = []
-    for step in steps:
+    for step, is_trained in zip(steps, trained, strict=True):
         if step.role == "system":
             continue
         calls = tuple(_call(call, secrets) for call in step.tool_calls)
-        unknown = [_answer_status(answers.get(call.call_id, "")) == Status.NOT_RECORDED for call in step.tool_calls]
         found.append(
             Turn(
                 role=step.role,
@@ -236,10 +250,26 @@ def _turns(steps: tuple[Step, ...], secrets: Secrets) -> tuple[Turn, ...]:
                 tool_calls=calls,
                 tool_call_id=step.call_id or "",
                 name=step.tool or "",
-                trained=step.role == "assistant" and not (unknown and all(unknown)),
+                trained=is_trained,
             )
         )
     return tuple(found)
+
+
+def _trained(steps: Sequence[Step]) -> list[bool]:
+    """Of each step, whether a loss may cover it (training/rows.py)."""
+    found = []
+    for place, step in enumerate(steps):
+        answers = _answers(steps[place + 1 :])
+        unknown = [_answer_status(answers.get(call.call_id, "")) == Status.NOT_RECORDED for call in step.tool_calls]
+        found.append(step.role == "assistant" and not (unknown and all(unknown)))
+    return found
+
+
+def _answers(steps: Iterable[Step]) -> dict[str | None, str]:
+    """Until the policy speaks again: its next calls may have the same names."""
+    until = takewhile(lambda step: step.role != "assistant", steps)
+    return {step.call_id: step.text for step in until if step.role == "tool"}
 
 
 def _call(call: ToolCall, secrets: Secrets) -> RowCall:
@@ -255,24 +285,25 @@ def _answer_status(text: str) -> str:
 
 
 def _tokens(steps: tuple[Step, ...]) -> RowTokens | None:
-    """The turns as one sequence; None unless every turn has tokens and each context continues what came before."""
-    own = [step.sampled for step in steps if step.role == "assistant"]
-    sampled = [s for s in own if s is not None]
+    """The turns as one sequence; None unless every turn has tokens and each context continues what came before. Turns
+    that a loss may not cover are masked like what the policy was told."""
+    own = [(step.sampled, use) for step, use in zip(steps, _trained(steps), strict=True) if step.role == "assistant"]
+    sampled = [(turn, use) for turn, use in own if turn is not None]
     if not sampled or len(sampled) != len(own):
         return None
-    first = sampled[0]
+    first = sampled[0][0]
     prompt = list(first.context_ids)
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
-    for turn in sampled:
+    for turn, use in sampled:
         done = [*prompt, *ids]
         if list(turn.context_ids[: len(done)]) != done:
             return None
         if (turn.model, turn.tokenizer, turn.temperature) != (first.model, first.tokenizer, first.temperature):
             return None
         between = turn.context_ids[len(done) :]
-        chosen = list(turn.mask or (1,) * len(turn.token_ids))
+        chosen = list(turn.mask or (1,) * len(turn.token_ids)) if use else [0] * len(turn.token_ids)
         ids += [*between, *turn.token_ids]
         mask += [*(0 for _ in between), *chosen]
         logprobs += [*(0.0 for _ in between), *(p if m else 0.0 for p, m in zip(turn.logprobs, chosen, strict=True))]

@@ -51,6 +51,7 @@ class Sampler:
 
         # An adapter is inside the base's layers, so that the base itself computes with it.
         self._model = getattr(model, "get_base_model", lambda: model)().eval()
+        _attend_grouped(self._model)
         takes = inspect.signature(self._model.forward).parameters
         self._cache_name = "cache" if "cache" in takes else "past_key_values"
         self._eos = int(tokenizer.eos_token_id)
@@ -121,10 +122,13 @@ class Sampler:
         import torch
 
         device = self._model.device
+        # To be added to scores, which every implementation of attention understands.
+        hidden = torch.zeros(visible.shape, dtype=self._model.dtype, device=device)
+        hidden.masked_fill_(~torch.from_numpy(visible).to(device), torch.finfo(self._model.dtype).min)
         answer = self._model(
             input_ids=torch.tensor([ids], device=device),
             position_ids=torch.tensor([positions], device=device),
-            attention_mask=torch.from_numpy(visible)[None, None].to(device),
+            attention_mask=hidden[None, None],
             use_cache=True,
             logits_to_keep=torch.from_numpy(wanted).to(device),
             **{self._cache_name: self._cache},
@@ -222,6 +226,37 @@ def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
     found = np.zeros_like(weights)
     found[kept] = weights[kept]
     return found
+
+
+def _attend_grouped(model: Any) -> None:
+    """Where several heads share keys and values, transformers copies these for each head when there is a mask; with all
+    rows in one sequence that is most of a step. Queries are arranged by the heads that they share instead."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    if getattr(model.config, "_attn_implementation", None) == "sdpa":
+        AttentionInterface.register(_GROUPED, _grouped_attention)
+        AttentionMaskInterface.register(_GROUPED, sdpa_mask)
+        model.set_attn_implementation(_GROUPED)
+
+
+_GROUPED = "hgemm_agent_grouped"
+
+
+def _grouped_attention(
+    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **_: Any
+) -> tuple[Any, None]:
+    import torch
+
+    batch, heads, length, width = query.shape
+    shared = key.shape[1]
+    grouped = query.reshape(batch, shared, heads // shared * length, width)
+    if attention_mask is None:  # somebody else's call of the model: causal
+        attention_mask = torch.ones(1, 1, length, key.shape[2], dtype=torch.bool, device=query.device)
+        attention_mask = attention_mask.tril(key.shape[2] - length)
+    mask = attention_mask.repeat(1, 1, heads // shared, 1)
+    found = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
+    return found.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
 
 
 def _visible(owners: NDArray[np.int64], new: NDArray[np.int64]) -> NDArray[np.bool_]:

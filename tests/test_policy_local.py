@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import ScriptedDevice, toy_families
+from fakes import ScriptedDevice
 from loop_kit import make_deps
 from loop_kit import run as run_session
 
@@ -142,6 +142,7 @@ def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_tokens(base
         drawn = Sampler(base.model, base.tokenizer).draw([one, other, one], Sampling(temperature))
         for asked, turn in zip([one, other, one], drawn, strict=True):
             ids = torch.tensor([[*asked.context, *turn.ids]])
+            base.model.set_attn_implementation("eager")  # not the sampler's own way
             with torch.inference_mode():
                 logits = base.model(input_ids=ids).logits[0].double() / temperature
             expected = torch.log_softmax(logits, -1)
@@ -156,7 +157,7 @@ def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_tokens(base
 
 
 def test_a_batch_is_what_its_rows_are_alone(base: Base, plans: list[Plan]) -> None:
-    rows = [row(base, request(), plans, f"s{i}") for i in range(5)]
+    rows = [row(base, request(), plans, f"s{i}") for i in range(3)]
     rows[2] = rows[2]._replace(context=[*rows[2].context, *rows[2].context[-7:]])
     together = Sampler(base.model, base.tokenizer).draw(rows, Sampling(1.0))
     for asked, turn in zip(rows, together, strict=True):
@@ -244,28 +245,21 @@ def test_a_model_that_died_is_a_sentence_and_the_next_turn_has_a_new_one(folder:
         made.close()
 
 
-def test_the_same_seed_gives_the_same_session(folder: Path, tmp_path: Path) -> None:
-    def session(name: str, seed: int) -> tuple[list[object], list[Step]]:
-        families = toy_families()
-        made = LocalPolicy(settings(folder), families, home=folder)
-        given = {"session__group_size": 3, "session__rounds": 2, "budget__evaluations": 9, "session__seed": seed}
-        deps = make_deps(tmp_path / name, made, families=families, policy__name="local", **given)
-        try:
-            state, summary = run_session(deps, concurrency=3)
-        finally:
-            made.close()
-        steps = [step for number in range(6) for step in deps.trajectory(number).steps]
+def test_the_same_seed_gives_the_same_session(policy: LocalPolicy, tmp_path: Path) -> None:
+    def session(name: str) -> tuple[list[object], list[Step]]:
+        (tmp_path / name).mkdir()
+        given = {"session__group_size": 2, "session__rounds": 2, "budget__evaluations": 4, "session__seed": 1}
+        deps = make_deps(tmp_path / name, policy, families=load_families(), policy__name="local", **given)
+        state, summary = run_session(deps, concurrency=2)
         assert summary.best is not None
+        steps = [step for number in range(4) for step in deps.trajectory(number).steps]
         return [(row["rollout"], row["key"], row["ratio"]) for row in state["trials"]], steps
 
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    (tmp_path / "c").mkdir()
-    first, steps = session("a", 1)
-    assert session("b", 1) == (first, steps)
-    assert session("c", 2)[1] != steps
+    trials, steps = session("a")
+    assert session("b") == (trials, steps)
     turns = [step for step in steps if step.role == "assistant"]
-    assert all(step.sampled is not None for step in turns) and "evaluations" in steps[1].text
+    assert len(turns) >= 4 and all(step.sampled is not None for step in turns)
+    assert steps[0].text.startswith("You choose plans") and "evaluations 1\n" in steps[1].text
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -282,7 +276,9 @@ def adapter_of(base_folder: Path, out: Path, fingerprint: str | None) -> Path:
     return out
 
 
-def test_an_adapter_changes_what_is_said_and_who_said_it(base: Base, folder: Path, tmp_path: Path) -> None:
+def test_an_adapter_changes_what_is_said_and_who_said_it(
+    base: Base, folder: Path, policy: LocalPolicy, tmp_path: Path
+) -> None:
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -290,24 +286,20 @@ def test_an_adapter_changes_what_is_said_and_who_said_it(base: Base, folder: Pat
     weights = load_file(adapter / "adapter_model.safetensors")
     torch.manual_seed(1)
     save_file({name: torch.randn_like(w) for name, w in weights.items()}, adapter / "adapter_model.safetensors")
-    plain = LocalPolicy(settings(folder), load_families(), home=folder)
     tuned = LocalPolicy(settings(folder, adapter=str(adapter)), load_families(), home=folder)
     try:
-        a, b = plain.step(request()), tuned.step(request())
+        a, b = policy.step(request()), tuned.step(request())
     finally:
-        plain.close()
         tuned.close()
     assert tuned.name == "local:tuned" and a.sampled is not None and b.sampled is not None
     assert a.sampled.model != b.sampled.model and a.sampled.tokenizer == b.sampled.tokenizer
     assert a.sampled.token_ids != b.sampled.token_ids
 
 
-@pytest.mark.parametrize("kind", ["another base", "another size"])
-def test_an_adapter_for_another_base_is_a_sentence(kind: str, folder: Path, tmp_path: Path) -> None:
-    other = make_tiny_model(tmp_path / "other", seed=1, hidden=32 if kind == "another size" else 16)
-    adapter = adapter_of(other, tmp_path / "adapter", "0123" if kind == "another base" else None)
+def test_an_adapter_for_another_base_is_a_sentence(folder: Path, tmp_path: Path) -> None:
+    adapter = adapter_of(folder, tmp_path / "adapter", "0123")
     made = LocalPolicy(settings(folder, adapter=str(adapter)), load_families(), home=folder)
-    with pytest.raises(PolicyError, match=r"was trained on .* set base\.name") as caught:
+    with pytest.raises(PolicyError, match=r"was trained on other .*0123.* set base\.name") as caught:
         made.step(request())
     made.close()
     assert "\n" not in str(caught.value)

@@ -22,15 +22,13 @@ from agent.files import read_text
 from memory.exemplars import MemorySettings
 from policy.pricing import price_of
 from policy.reward import RewardSettings
-from policy.settings import PolicySettings
+from policy.settings import LOCAL_QUOTA, PolicySettings
 from policy.tool_schemas import first_error
 from tools.hgemm import hgemm, parse_shape
 from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
 from training.settings import TrainSettings
 
-#: Evaluations of one rollout of the local policy: as many as it was trained on.
-LOCAL_QUOTA = 4
 ENV_PREFIX = "HGEMM_AGENT_"
 MAX_FILE_BYTES = 1 << 18
 MAX_VALUES, MAX_DEPTH = 10_000, 16

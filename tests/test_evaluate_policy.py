@@ -5,23 +5,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import ScriptedDevice
 from records_kit import agent, make_record
 
 from memory.exemplars import MemorySettings
 from policy.base import PolicyRequest
 from policy.compact import plan_arguments
 from policy.search import SearchPolicy
-from policy.settings import PolicySettings
+from policy.settings import LOCAL_QUOTA, PolicySettings
 from tools.families import accepted_plans, load_families
+from tools.hgemm import hgemm
 from tools.model import held_out, rank
 from tools.record_file import RecordReader
-from tools.records import Plan, Step, ToolCall
-from training.evaluate import QUOTA, Cell, ModelPolicy, Player, Plays, Shape, play, shapes_of
+from tools.records import Plan, Reason, Step, Task, ToolCall, Variant
+from training.evaluate import Cell, ModelPolicy, Player, Plays, Shape, play, shapes_of
 from training.evaluate_cache import appending, read_cells
 from training.evaluate_table import estimate, lines, table
 
@@ -161,7 +164,7 @@ def test_a_language_model_plays_rollouts_of_its_quota_and_is_shown_what_it_tried
     policy = Scripted(*range(4), 4, "submit", *range(5, 8))
     one_seed = Plays(records, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2)
     (cell,), _ = played([Player("scripted", policy, "s")], one_seed)
-    assert len(cell.ratios) == 8 and cell.quota == QUOTA and len(policy.requests) == 9
+    assert len(cell.ratios) == 8 and cell.quota == LOCAL_QUOTA and len(policy.requests) == 9
     assert [r.evaluations_left for r in policy.requests] == [4, 3, 2, 1, 4, 3, 3, 2, 1]
     assert [r.rollout for r in policy.requests] == [0] * 4 + [1] * 2 + [2] * 3
     first, later = policy.requests[0].steps, policy.requests[4].steps
@@ -169,6 +172,30 @@ def test_a_language_model_plays_rollouts_of_its_quota_and_is_shown_what_it_tried
     assert f"measured at {label}" not in first[1].text and f"measured at {label}" in later[1].text
     answer = json.loads(policy.requests[1].steps[-1].text)
     assert answer["key"] == policy.requests[1].trials[0].key and answer["status"] == "ok"
+
+
+def test_a_recorded_compile_failure_is_a_rejection(tmp_path: Path) -> None:
+    """As a verdict like any other: it leaves the optimum known, costs an evaluation, and is what the model is told."""
+    task = hgemm(*SHAPES[0])
+    plans = [v.plan for v in accepted_plans(FAMILIES, task) if v.plan is not None]
+
+    def script(tool: str, variant: Variant, task: Task | None) -> Reason | None:
+        return Reason.COMPILE_ERROR if (tool, variant.key) == ("compile", plans[0].plan_id) else None
+
+    reader = RecordReader(make_record(tmp_path / "toy.sqlite", SHAPES[0], device=ScriptedDevice(script)))
+    try:
+        (shape,) = shapes_of(reader, FAMILIES)
+        assert shape.is_complete and shape.ratios[plans[0].plan_id] is None
+        policy = Scripted(0, 1)
+        (cell,) = played([Player("scripted", policy, "s")], replace(plays(reader, [shape], (2,)), seeds=(0,)))[0]
+        assert cell.not_recorded == 0 and cell.ratios[0] is None and cell.ratios[1] is not None
+        told = json.loads(policy.requests[1].steps[-1].text)
+        assert (told["status"], told["reason"]) == ("failed", "compile_error")
+        nothing = Shape(task, {plans[0].plan_id: None}, True)  # no optimum, so no regret
+        (row,) = table([cell], [nothing], (2,), {"scripted": lambda budget: cell.quota}, None)
+        assert row.regret == {2: None}
+    finally:
+        reader.close()
 
 
 def test_prompts_can_leave_exemplars_out(records: RecordReader, shapes: list[Shape]) -> None:
@@ -184,7 +211,7 @@ def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(records: RecordRe
     policy = Scripted()
     (cell, _), _ = played([Player("scripted", policy, "s")], plays(records, shapes[:1], (4,)))
     assert cell.empty and len(policy.requests) == 4
-    (row,) = table([cell], shapes, (4,), {"scripted": lambda budget: QUOTA}, None)
+    (row,) = table([cell], shapes, (4,), {"scripted": lambda budget: LOCAL_QUOTA}, None)
     assert row.regret == {4: None} and row.empty == 1
 
 
@@ -275,7 +302,7 @@ def test_a_local_model_is_played_side_by_side_and_only_says_valid_calls(
         of = plays(records, shapes[:2], (1, 4))
         first, new = played([Player("tiny", policy, "t")], of)
         assert new == 2 * 2 * 2 and sum(cell.invalid for cell in first) == 0
-        assert {(cell.quota, len(cell.ratios)) for cell in first} == {(1, 1), (QUOTA, 4)}
+        assert {(cell.quota, len(cell.ratios)) for cell in first} == {(1, 1), (LOCAL_QUOTA, 4)}
         assert played([Player("tiny", policy, "t")], of)[0] == first
     finally:
         policy.close()

@@ -1,7 +1,7 @@
 """How near policies come to the recorded optimum within a few evaluations, each played as the loop plays it.
 
-A cell is one policy at one shape with one seed. A language model gets rollouts of at most ``QUOTA`` evaluations, one
-after the other, each with the memory's exemplars of what its cell has tried so far and of training shapes; a search
+A cell is one policy at one shape with one seed. A language model gets rollouts of at most ``LOCAL_QUOTA`` evaluations,
+one after the other, each with the memory's exemplars of what its cell has tried so far and of training shapes; a search
 gets the whole budget at once. What was not recorded costs an evaluation and is counted apart. Answers come from the
 record file alone, and the model's constants for a shape are those that were fitted without it.
 """
@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -21,16 +21,27 @@ from memory.exemplars_read import Selection, Tried, nearest, select
 from policy.base import Policy, PolicyRequest, Trial
 from policy.compact import compact_prompt, plan_arguments
 from policy.rendering import result_text
+from policy.settings import LOCAL_QUOTA
 from policy.tool_schemas import CallError, KeyArguments, PlanArguments, parse_arguments
 from tools.families import ManifestError, accepted_plans, validate_plan
 from tools.model import held_out, rank
 from tools.record_file import Records
-from tools.records import DeviceInfo, Evaluation, Family, Plan, Status, Step, Task, ToolCall, content_hash
+from tools.records import (
+    CompileResult,
+    DeviceInfo,
+    Evaluation,
+    Family,
+    Plan,
+    Status,
+    Step,
+    Task,
+    ToolCall,
+    VerifyResult,
+    content_hash,
+)
 from training.splits import split_of
 from training.synthesise import Shelf, evaluation_of
 
-#: Evaluations of one rollout of a language model: as many as it was trained on (training/synthesise.py).
-QUOTA = 4
 Part = Literal["profiles", "exemplars"]
 
 
@@ -74,7 +85,7 @@ class Player:
 
     def quota(self, budget: int) -> int:
         """0 for a search, which is told no quota."""
-        return 0 if self.policy.is_search else min(budget, QUOTA)
+        return 0 if self.policy.is_search else min(budget, LOCAL_QUOTA)
 
 
 @dataclass(frozen=True)
@@ -119,15 +130,22 @@ def shapes_of(records: Records, families: Mapping[str, Family]) -> list[Shape]:
         plans = _plans(families, task)
         for plan in plans:
             timing = records.timed(plan.plan_id, task.task_id, "offline", "screen")
-            verified = records.verified(plan.plan_id, task.task_id, "quick") if timing is None else None
             row = timing.row() if timing is not None else None
             if row is not None:
                 ratios[plan.plan_id] = row.ratio
-            elif timing is not None or (verified is not None and verified.status is Status.FAILED):
+            elif timing is not None or _rejection(records, plan.plan_id, task.task_id) is not None:
                 ratios[plan.plan_id] = None
         if ratios:
             found.append(Shape(task, ratios, len(ratios) == len(plans)))
     return found
+
+
+def _rejection(records: Records, key: str, task_id: str) -> CompileResult | VerifyResult | None:
+    """Why a plan that was not timed was rejected; None if that is not recorded."""
+    for result in (records.compiled(key), records.verified(key, task_id, "quick")):
+        if result is not None and result.status is Status.FAILED:
+            return result
+    return None
 
 
 def _plans(families: Mapping[str, Family], task: Task) -> list[Plan]:
@@ -317,11 +335,12 @@ class _Game:
     def _told(self, plan: Plan) -> str:
         if self._player.policy.is_search:
             return ""
+        task_id = self._shape.task.task_id
         one = self._table.tried(self._shape.task).get(plan.plan_id)
-        unknown = Evaluation(
-            status=Status.NOT_RECORDED,
-            variant_key=plan.plan_id,
-            task_id=self._shape.task.task_id,
-            detail="not recorded",
-        )
-        return result_text(evaluation_of(one) if one is not None else unknown, plan.plan_id, plan.label)
+        if one is not None:
+            return result_text(evaluation_of(one), plan.plan_id, plan.label)
+        verdict: dict[str, Any] = {"status": Status.NOT_RECORDED, "detail": "not recorded"}
+        if (rejected := _rejection(self._table.plays.records, plan.plan_id, task_id)) is not None:
+            verdict = {"status": rejected.status, "reason": rejected.reason, "detail": rejected.detail}
+        answer = Evaluation(**verdict, variant_key=plan.plan_id, task_id=task_id)
+        return result_text(answer, plan.plan_id, plan.label)

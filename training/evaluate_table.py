@@ -56,7 +56,7 @@ def table(
     against: str | None,
 ) -> list[PolicyRow]:
     """A row a policy, in the order of ``quota_of``, which says with which quota a policy plays a budget."""
-    best = {shape.task.task_id: shape.best for shape in shapes if shape.is_complete}
+    best = {shape.task.task_id: shape.best for shape in shapes if shape.is_complete and shape.best > 0}
     found: dict[str, dict[int, dict[tuple[str, int], float]]] = defaultdict(lambda: defaultdict(dict))
     for cell in cells:
         for budget in budgets:

@@ -26,6 +26,7 @@ from policy.reward import (
     smooth,
     wrong_reward,
 )
+from policy.settings import LOCAL_QUOTA
 from tools.record_file import Records
 from tools.records import DeviceInfo, Evaluation, Family, Plan, Status, Task, Variant, content_hash
 from training.export import prompt_message, tools_json
@@ -42,7 +43,7 @@ class Recipe:
     seed: int = 0
     groups_per_shape: int = 4
     group_size: int = 8
-    evaluations: tuple[int, ...] = (1, 2, 4)
+    evaluations: tuple[int, ...] = (1, 2, LOCAL_QUOTA)
     temperature: float = 0.1
     top: int = 3
     exemplars: int = 2

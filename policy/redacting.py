@@ -19,7 +19,7 @@ REDACTED = "[redacted]"
 #: user's own may ask for one, and it is replaced in messages only, where it stands as a word.
 MIN_LENGTH = 8
 _MIN_WORD = 4
-_KEY_VARIABLE = re.compile(r"(_API_KEY|_AUTH_TOKEN|_ADMIN_KEY|_ACCESS_TOKEN|^HF_TOKEN)$")
+_KEY_VARIABLE = re.compile(r"_(API_KEY|ADMIN_KEY|ACCESS_KEY|SECRET_KEY|SECRET|TOKEN|PASSWORD)$")
 _USERINFO = re.compile(r"(?<=://)[^\s/@'\"]+(?=@)")
 _NOTHING = re.compile(r"(?!)")
 

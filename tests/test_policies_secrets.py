@@ -109,6 +109,10 @@ def test_which_variables_are_keys() -> None:
     assert (
         Secrets.of(environ).text("first-key second-key /usr/bin-and-more") == f"{REDACTED} {REDACTED} /usr/bin-and-more"
     )
+    for name in ("AWS_SECRET_ACCESS_KEY", "HGEMM_AGENT_UI_TOKEN", "HF_TOKEN", "AZURE_CLIENT_SECRET"):
+        assert Secrets.of({name: "value-of-it"}).text("a value-of-it b") == f"a {REDACTED} b", name
+    others = {"HGEMM_AGENT_POLICY__DOCS_TOKENS": "value-of-it", "KEYBOARD": "value-of-it"}
+    assert Secrets.of(others).text("value-of-it") == "value-of-it"
     assert Secrets.of({}).text("all") == "all" and not Secrets.of({"OPENAI_API_KEY": " "}).found_in(" ")
 
 

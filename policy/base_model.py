@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from policy.base import PolicyError
 from policy.chat import template_for
 from tools.extras import install_command
+from tools.gpu.lock import GpuLock
 from tools.records import content_hash
 
 DEFAULT_BASE = "smollm2"
@@ -136,6 +137,29 @@ def fingerprint(model: Any) -> str:
         few = weight.detach().flatten()[:_SAMPLED].to("cpu", torch.bfloat16).view(torch.int16)
         digest.update(few.numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def weights_id(model: Any) -> str:
+    """Of every value, where ``fingerprint`` looks at a few: a training into the same folder may leave those as they
+    were. Sums of bits, which take a fraction of the time that loading takes."""
+    import torch
+
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    sums = []
+    for name, weight in sorted(model.state_dict().items()):
+        bits = weight.detach().flatten().view(integers[weight.element_size()])
+        sums.append([name, list(weight.shape), str(weight.dtype), int(bits.sum(dtype=torch.int64))])
+    return content_hash(sums)
+
+
+def gpu_lock(device: Any) -> GpuLock | None:
+    """Of the GPU that a torch device is; None for a CPU."""
+    if device.type != "cuda":
+        return None
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    return GpuLock(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
 
 def _dtype(settings: BaseSettings, device: str) -> Any:

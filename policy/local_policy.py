@@ -62,6 +62,10 @@ class LocalPolicy:
         """Of the model's process so far; 0 before it was asked anything."""
         return int(self._about.get("peak_rss_bytes", 0))
 
+    def identity(self) -> str:
+        """Of what the model is, whatever it is called: weights, tokenizer, template, device. Loads it."""
+        return str(self._loaded()["identity"])
+
     def close(self) -> None:
         if self._child is not None:
             self._child.kill()
@@ -209,7 +213,8 @@ class _Seat:
 class _Group:
     """Calls from several threads become one call: each says how many there will be (``PolicyRequest.beside``), and the
     first to come asks for all. Which rows are in one batch changes the last bits of a logit, so it must not depend on
-    who is quicker."""
+    who is quicker. A resume may ask for a part of a group; in bfloat16 its turns can then differ from those of a
+    session that ran through."""
 
     def __init__(self, sample: Any) -> None:
         self._sample = sample

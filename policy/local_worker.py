@@ -1,7 +1,8 @@
 """The process that holds a local model: answers one framed JSON request after another on a private pipe.
 
 ``python -m policy.local_worker --in-fd N --out-fd M``. Out of memory, or a crash in a kernel, costs this process and no
-session. On a GPU it takes the lock of tools/gpu/lock.py while it computes, so that no timing runs beside it.
+session. On a GPU it takes the lock of tools/gpu/lock.py while it loads and while it computes, so that no
+timing runs beside it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.base import PolicyError
-from policy.base_model import Base, BaseSettings, adapter_id, load_adapter, load_base
+from policy.base_model import BaseSettings, adapter_id, device_of, gpu_lock, load_adapter, load_base, weights_id
 from policy.chat import ChatError, Message, Tokenizer, segments
 from policy.grammar import frame_of, turn_grammar
 from policy.sampling import Row, Sampler, Sampling
@@ -28,13 +29,17 @@ from tools.records import content_hash
 class Worker:
     """One base, and one adapter or none. Raises PolicyError."""
 
-    def __init__(self, settings: BaseSettings, adapter: Path | None, home: Path) -> None:
-        self.base = load_base(settings, home)
-        model = load_adapter(self.base, adapter) if adapter is not None else self.base.model
+    def __init__(self, settings: BaseSettings, adapter: Path | None, home: Path, lock: GpuLock | None) -> None:
+        self._lock = lock
+        with self._beside_no_timing():
+            self.base = load_base(settings, home)
+            model = load_adapter(self.base, adapter) if adapter is not None else self.base.model
+            weights = weights_id(model)
         self._frame = frame_of(self.base.tokenizer, self.base.template)
         self._sampler = Sampler(model, self.base.tokenizer)
-        self._lock = _lock_of(self.base)
         self.model_id = content_hash([self.base.fingerprint, adapter_id(adapter) if adapter is not None else None])
+        config = (adapter / "adapter_config.json").read_text(encoding="utf-8") if adapter is not None else ""
+        self._loaded = [self.model_id, weights, config]
 
     def about(self) -> dict[str, Any]:
         return {
@@ -42,7 +47,19 @@ class Worker:
             "model": self.model_id,
             "tokenizer": self.base.tokenizer_id,
             "device": str(self.base.model.device),
+            "identity": self.identity,
         }
+
+    @property
+    def identity(self) -> str:
+        """Of all that the same order's answer depends on, this code aside."""
+        import torch
+
+        model, tokenizer = self.base.model, self.base.tokenizer
+        on = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else "cpu"
+        template = self.base.template if self.base.template is not None else str(tokenizer.chat_template)
+        made_by = [on, str(model.dtype), torch.__version__]
+        return content_hash([*self._loaded, self.base.tokenizer_id, tokenizer.eos_token, template, made_by])
 
     def sample(self, rows: Sequence[Mapping[str, Any]], sampling: Sampling, words: int) -> list[dict[str, Any]]:
         drawn = []
@@ -52,7 +69,7 @@ class Worker:
         ]
         for row, context in zip(rows, contexts, strict=True):
             drawn.append(Row(context, turn_grammar(row["calls"], self._frame, words), row["seed"]))
-        with self._lock.held(exclusive=False) if self._lock is not None else contextlib.nullcontext():
+        with self._beside_no_timing():
             turns = self._sampler.draw(drawn, sampling)
         return [
             {
@@ -64,6 +81,9 @@ class Worker:
             }
             for context, turn in zip(contexts, turns, strict=True)
         ]
+
+    def _beside_no_timing(self) -> contextlib.AbstractContextManager[None]:
+        return self._lock.held(exclusive=False) if self._lock is not None else contextlib.nullcontext()
 
 
 def context_of(
@@ -83,21 +103,18 @@ def context_of(
     return ids
 
 
-def _lock_of(base: Base) -> GpuLock | None:
-    device = base.model.device
-    if device.type != "cuda":
-        return None
+def _lock_of(settings: BaseSettings) -> GpuLock | None:
     import torch
 
-    uuid = str(torch.cuda.get_device_properties(device).uuid)
-    return GpuLock(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return gpu_lock(torch.device(device_of(settings)))
 
 
 def _answer(worker: Worker | None, request: Mapping[str, Any]) -> tuple[Worker | None, dict[str, Any]]:
     match request["op"]:
         case "load":
             adapter = Path(request["adapter"]) if request["adapter"] else None
-            worker = Worker(BaseSettings.model_validate(request["base"]), adapter, Path(request["home"]))
+            settings = BaseSettings.model_validate(request["base"])
+            worker = Worker(settings, adapter, Path(request["home"]), _lock_of(settings))
             found: dict[str, Any] = worker.about()
         case _:
             if worker is None:

@@ -62,7 +62,9 @@ class Sampler:
         self._cache: Any = None
 
     def draw(self, rows: Sequence[Row], sampling: Sampling) -> list[Drawn]:
-        """One turn of each, in order. Raises PolicyError for a context that is longer than the model can read."""
+        """One turn of each, in order. Raises PolicyError for a context that is longer than the model can read. Which
+        rows share a batch changes the logits, in bfloat16 enough to change tokens: on a GPU the same seeds give the
+        same turns only in the same batches."""
         import torch
 
         longest = max((len(row.context) for row in rows), default=0)
@@ -163,8 +165,8 @@ class _Turn:
         self._matcher = matcher
         self._eos = eos
         self._rng = random.Random(row.seed)
-        self._forced = self._force()  # of a grammar that begins without a choice
-        self.pending += self._forced
+        self.pending += self._force()  # of a grammar that begins without a choice
+        self._end_if_over()  # of one that has none at all: nothing is left to be asked
 
     def take(self, logits: NDArray[np.float32], sampling: Sampling) -> None:
         """The next token, after ``pending`` was read, and all that then follows without a choice."""
@@ -176,6 +178,9 @@ class _Turn:
         self.pending = [token, *self._force()]
         if self._matcher.is_error():
             raise PolicyError(f"the grammar refused a token: {' '.join(self._matcher.get_error().split())[:200]}")
+        self._end_if_over()
+
+    def _end_if_over(self) -> None:
         if self._matcher.is_stopped():
             self._add(self._eos, 0.0, 0)
             self.pending = []

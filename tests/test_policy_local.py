@@ -31,11 +31,12 @@ from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
 from policy.grammar import allowed_calls, frame_of, turn_grammar  # noqa: E402
 from policy.local_policy import LocalPolicy  # noqa: E402
-from policy.local_worker import context_of  # noqa: E402
+from policy.local_worker import Worker, context_of  # noqa: E402
 from policy.sampling import Row, Sampler, Sampling, pick  # noqa: E402
 from policy.settings import PolicySettings  # noqa: E402
 from policy.tool_schemas import PlanArguments, parse_arguments  # noqa: E402
 from tools.families import accepted_plans, load_families, validate_plan  # noqa: E402
+from tools.gpu.lock import GpuLock  # noqa: E402
 from tools.hgemm import hgemm  # noqa: E402
 from tools.records import Plan, Status, Step  # noqa: E402
 
@@ -130,6 +131,16 @@ def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:
     assert base.tokenizer.decode(drawn.ids).startswith(OPEN)
 
 
+def test_a_turn_without_any_choice_has_one_end_token(base: Base, plans: list[Plan]) -> None:
+    asked = request(trial(plans[0]), evaluations=0)
+    turns = [row(base, asked, plans, "s", words=0), row(base, request(), plans, "s", words=0)]
+    only, other = Sampler(base.model, base.tokenizer).draw(turns, Sampling(1.0))
+    assert only.ids.count(base.tokenizer.eos_token_id) == 1 and not any(only.mask)
+    step = parse_turn(base.tokenizer.decode(only.ids[:-1]))
+    assert step.text == "" and step.tool_calls[0].arguments == {"key": plans[0].plan_id}
+    assert parse_turn(base.tokenizer.decode(other.ids[:-1])).tool_calls
+
+
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
@@ -222,6 +233,23 @@ def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy) -> Non
     alone = policy.step(request(rollout=2))
     assert alone.tool_calls == first[2].tool_calls
     assert policy.name == "local:tiny" and 0 < policy.peak_rss_bytes < 2.5e9
+
+
+def test_no_timing_runs_while_a_model_is_put_onto_its_gpu(folder: Path, tmp_path: Path) -> None:
+    uuid = f"GPU-test-{os.getpid()}"
+    adapter = adapter_of(folder, tmp_path / "adapter", None)
+
+    def load() -> Worker:
+        return Worker(BaseSettings(name=str(folder), device="cpu"), adapter, tmp_path, GpuLock(uuid))
+
+    load()  # what it imports is not waited for below
+    with ThreadPoolExecutor(1) as pool:
+        with GpuLock(uuid).held(exclusive=True):
+            loading = pool.submit(load)
+            with pytest.raises(TimeoutError):
+                loading.result(timeout=2.0)
+        loading.result(timeout=30.0)
+    Path(f"/tmp/hgemm-agent-{uuid}.lock").unlink()
 
 
 def test_a_turn_waits_for_others_only_so_long(policy: LocalPolicy) -> None:

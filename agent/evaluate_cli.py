@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 SEARCHES = ("random", "search", "model")
 PARTS = ("profiles", "exemplars")
+#: What decides on a local model's turns, besides the model.
+LOCAL_CODE = (
+    "memory.exemplars_read",
+    *(f"policy.{name}" for name in ("chat", "compact", "grammar", "local_policy", "local_worker", "sampling")),
+    "policy.rendering",
+    "policy.tool_schemas",
+)
 #: Seconds between two lines of progress, where stderr is no terminal.
 EVERY_S = 10.0
 
@@ -133,10 +141,15 @@ def evaluate_policy(
 
 
 def _each(players: list[Player], plays: Any, known: Any, batch: int, tell: Any) -> Iterator[tuple[Player, Cell]]:
-    """One policy after the other, each closed before the next: two models need not fit into the memory."""
+    """One policy after the other, each closed before the next: two models need not fit into the memory. What a local
+    model is, is known once it is loaded."""
+    from policy.local_policy import LocalPolicy
+    from tools.records import content_hash
     from training.evaluate import play
 
     for player in players:
+        if isinstance(player.policy, LocalPolicy):
+            player = replace(player, identity=content_hash([player.identity, player.policy.identity()]))
         for cell in play([player], plays, known, batch, tell):
             yield player, cell
         player.policy.close()
@@ -199,9 +212,10 @@ def _players(names: dict[str, str | None], loaded: Settings, families: Any, stac
             case "random" | "search":
                 method = "random" if name == "random" else "tpe"
                 made: Any = SearchPolicy(PolicySettings(), families, method, constants_of=held_out)
-                identity = content_hash([name, space, PolicySettings().model_dump(mode="json"), fitted])
+                told = PolicySettings().model_dump(mode="json")
+                identity = content_hash([name, space, told, fitted, _code("policy.search", "tools.model")])
             case "model":
-                made, identity = ModelPolicy(families), content_hash([name, fitted])
+                made, identity = ModelPolicy(families), content_hash([name, space, fitted, _code("tools.model")])
             case _:
                 made, identity = _local(folder, loaded, families, space)
         stack.callback(made.close)
@@ -210,17 +224,30 @@ def _players(names: dict[str, str | None], loaded: Settings, families: Any, stac
 
 
 def _local(folder: str | None, loaded: Settings, families: Any, space: Any) -> tuple[Any, str]:
-    from policy.base_model import adapter_id
-    from policy.compact import PROMPT_VERSION
+    """The identity is of all but the model."""
     from policy.local_policy import LocalPolicy
+    from tools.paths import configs_dir
     from tools.records import content_hash
 
     local = loaded.policy.local.model_copy(update={"adapter": folder})
     settings = loaded.policy.model_copy(update={"name": "local", "local": local})
     made = LocalPolicy(settings, families)
-    weights = adapter_id(Path(folder).expanduser()) if folder is not None else ""
-    asked = local.model_dump(mode="json", exclude={"adapter"})
-    return made, content_hash(["local", settings.model, asked, settings.temperature, weights, PROMPT_VERSION, space])
+    asked = local.model_dump(mode="json", exclude={"adapter", "base"})
+    words = (configs_dir() / "prompts" / "compact.md").read_text(encoding="utf-8")
+    return made, content_hash(["local", asked, settings.temperature, space, words, _code(*LOCAL_CODE)])
+
+
+def _code(*modules: str) -> str:
+    """Of the sources that decide how something is played: a version that nobody has to remember to count up."""
+    from importlib.util import find_spec
+
+    from tools.records import content_hash
+
+    texts = []
+    for name in (*modules, "training.evaluate"):
+        spec = find_spec(name)
+        texts.append(Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else "")
+    return content_hash(texts)
 
 
 def _budgets(text: str) -> list[int]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fakes import ScriptedDevice
-from records_kit import agent, make_record
+from records_kit import ROOT, agent, make_record
 
 from memory.exemplars import MemorySettings
 from policy.base import PolicyRequest
@@ -306,3 +306,58 @@ def test_a_local_model_is_played_side_by_side_and_only_says_valid_calls(
         assert played([Player("tiny", policy, "t")], of)[0] == first
     finally:
         policy.close()
+
+
+@needs_train
+@pytest.mark.slow
+def test_a_model_that_was_trained_anew_in_its_folder_is_played_again(tmp_path: Path) -> None:
+    from tiny_model import make_tiny_model
+
+    record = make_record(tmp_path / "one.sqlite", SHAPES[0])
+    folder = make_tiny_model(tmp_path / "tiny")
+    given = ["evaluate-policy", "--from", str(record), "--split", "all", "--budgets", "1", "--seeds", "1", "--quiet"]
+    given += ["--policy", "base", "--set", f"policy.local.base.name={folder}", "--set", "policy.local.base.device=cpu"]
+
+    def keys() -> list[str]:
+        done = agent(tmp_path, *given, "--against", "base")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line)["key"] for line in (tmp_path / "evaluations.jsonl").read_text().splitlines()]
+
+    assert len(keys()) == 1
+    make_tiny_model(folder, seed=1)
+    assert len(set(keys())) == 2
+
+
+@needs_train
+@pytest.mark.slow
+def test_a_models_identity_is_of_every_weight_its_type_template_and_adapter(tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from tiny_model import make_tiny_model
+    from transformers import AutoModelForCausalLM
+
+    from policy.base_model import BaseSettings
+    from policy.local_worker import Worker
+
+    folder, adapter = make_tiny_model(tmp_path / "tiny"), tmp_path / "adapter"
+
+    def identity(adapter: Path | None = None, **given: str) -> str:
+        settings = BaseSettings.model_validate({"name": str(folder), "device": "cpu", **given})
+        return Worker(settings, adapter, tmp_path, None).identity
+
+    plain = identity()
+    assert identity() == plain and identity(dtype="bfloat16") != plain
+    template = tmp_path / "own.jinja"
+    template.write_text((ROOT / "configs" / "chat" / "tools.jinja").read_text().replace("system", "System"))
+    assert identity(chat_template=str(template)) != plain
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(adapter)
+    tuned = identity(adapter)
+    config = adapter / "adapter_config.json"
+    config.write_text(config.read_text().replace('"lora_alpha": 8', '"lora_alpha": 16'))
+    assert len({plain, tuned, identity(adapter)}) == 3
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 3] += 0.01  # none of those that a fingerprint looks at
+    model.save_pretrained(folder)
+    assert identity() != plain

@@ -105,9 +105,9 @@ def test_too_many_combinations(tmp_path: Path) -> None:
 
 def test_too_many_plans(tmp_path: Path) -> None:
     knobs = {**MANIFEST["knobs"], "LONG": {"values": list(range(5_000)), "doc": "", "runtime": True}}
-    started = time.monotonic()
+    started = time.process_time()
     assert "more than 20000 plans" in refusal(tmp_path, {**MANIFEST, "knobs": knobs})
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
     few = {**MANIFEST, "knobs": knobs, "constraints": [*MANIFEST["constraints"], "LONG < 100"]}
     assert len(list(plans(load_family(write(tmp_path, few))))) == 1600
 
@@ -176,9 +176,9 @@ BOMB = "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     ids=lambda value: value[:20],
 )
 def test_yaml_that_is_no_manifest(tmp_path: Path, text: str, words: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert words in refusal(tmp_path, text)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_manifests_that_are_no_file(tmp_path: Path) -> None:

@@ -91,9 +91,9 @@ BILLION_LAUGHS = "a: &a0 [1]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}
 def test_files_that_are_no_settings(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    began = time.monotonic()
+    began = time.process_time()
     assert words in refused({}, file=path)
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3
 
 
 @pytest.mark.parametrize("text", ["[" * 3000, "2024-13-45", "{a: *b}", "9" * 5000])

@@ -85,7 +85,10 @@ def folder_of(home: Path, session_id: str) -> Path:
 
 
 def create(home: Path, settings: Settings, name: str | None, device_name: str, info: DeviceInfo) -> SessionConfig:
-    """Makes the session's folder, whole or not at all. Raises UsageError, StoreError."""
+    """Makes the session's folder, whole or not at all. Raises UsageError, PolicyError, StoreError."""
+    from policy.local_policy import located
+
+    settings = settings.model_copy(update={"policy": located(settings.policy)})
     stem = f"{settings.session.task.label}-{settings.policy.name}"
     for session_id in (name,) if name is not None else _new_names(stem):
         folder = folder_of(home, session_id)

@@ -49,7 +49,7 @@ LoadFamilies = Callable[[], dict[str, Family]]
 
 @dataclass(frozen=True)
 class Cell:
-    """``known``: what the database holds of this task and device. ``jobs``: compilers at a time."""
+    """``known``: what the database holds of this task and device. ``jobs``: evaluations at a time."""
 
     cell_id: str
     config_id: str
@@ -206,7 +206,8 @@ _GATHERED = ("thoughts", "answers", "verdicts")
 
 
 def drive(deps: Deps, jobs: int = 1) -> tuple[SessionState, Summary]:
-    """A whole session but for its last node, which writes the winner's files. A test holds it to agent/graph.py."""
+    """A whole session but for its last node, which writes the winner's files. A test holds it to agent/graph.py. The
+    rollouts of a group think at the same time whatever ``jobs`` is: a local model waits for all of them."""
     search, finish = SearchNodes(deps), FinishNodes(deps)
     state = initial_state()
 
@@ -215,13 +216,14 @@ def drive(deps: Deps, jobs: int = 1) -> tuple[SessionState, Summary]:
             merged = gather(state[name], value) if name in _GATHERED else value  # type: ignore[literal-required]
             state[name] = merged  # type: ignore[literal-required]
 
-    with _fan(jobs) as fan:
+    thinkers = jobs if deps.policy.is_search else max(jobs, deps.settings.group_size)
+    with _fan(jobs) as fan, _fan(thinkers) as think:
         take(search.open(state))
         while True:
             take(search.start_group(state))
             thinking: Sequence[Any] | str = routing.thinks(state)
             while not isinstance(thinking, str):
-                fan(search.think, thinking, take)
+                think(search.think, thinking, take)
                 take(search.admit(state))
                 acting = routing.acts(state)
                 if not isinstance(acting, str):

@@ -41,7 +41,7 @@ def sweep(
     workers: Annotated[int | None, typer.Option(min=1, help="Processes of a replay device (default: cores).")] = None,
     scheduler: Annotated[str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler, tcp://HOST:8786.")] = None,
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A Dask scheduler's file.")] = None,
-    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic or openai.")] = None,
+    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic, openai or local.")] = None,
     evaluations: Annotated[
         int | None, typer.Option(help="Budget a shape: new variants, e.g. 24 (default 256).")
     ] = None,
@@ -99,8 +99,10 @@ def _run(
     from agent.sweep import Sweep, run
     from agent.sweep_table import summarise
     from agent.sweep_worker import Tools
+    from policy.local_policy import located
     from tools.families import load_families
 
+    loaded = loaded.model_copy(update={"policy": located(loaded.policy)})  # workers have folders of their own
     make_policy(loaded, load_families()).close()  # a missing key or model is found before a worker starts
     tools = Tools(open_device, load_families, make_policy)
     outcome = run(Sweep(tasks, loaded, db, place, tools, _jobs(loaded, place), spool), progress)
@@ -226,12 +228,12 @@ def _place(specs: list[str], workers: int | None, scheduler: str | None, schedul
 
 
 def _jobs(loaded: Settings, place: Place) -> int:
-    """Calls of one cell at a time: a GPU host's cores are shared out for its compilers."""
+    """Evaluations of one cell at a time: a GPU host's cores are shared out for its compilers."""
     if loaded.session.parallel_compiles is not None:
         return loaded.session.parallel_compiles
     spec = place.specs[0] if place.specs else place.default_spec
     if spec.startswith("replay:"):
-        return 1 if loaded.policy.name in ("search", "random") else loaded.group_size
+        return 1
     return max(1, min(8, (os.cpu_count() or 1) // max(1, len(place.specs))))
 
 

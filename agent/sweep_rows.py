@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -15,7 +16,10 @@ from pydantic import Field
 from agent.config import Settings
 from agent.summary import Entry, Summary
 from memory.store import Store
+from policy.base_model import files_id
 from policy.factory import model_of
+from policy.local_policy import located
+from policy.settings import LocalSettings
 from tools.records import (
     PROTOCOL_VERSION,
     READABLE_PROTOCOLS,
@@ -106,12 +110,25 @@ def config_id(settings: Settings, families: Mapping[str, Family]) -> str:
         "policy": policy.model_dump(mode="json", include=set(_SEARCH if is_search else _MODEL)),
         "families": {name: family.revision for name, family in families.items()},
     }
-    if not is_search:
+    if policy.name == "local":
+        chosen["local"] = _local(located(policy).local)
+    elif not is_search:
         chosen["model"] = model_of(policy)
+    if not is_search:
         chosen["memory"] = settings.memory.model_dump(mode="json")
     if settings.floor_pct is not None:
         chosen["floor_pct"] = settings.floor_pct
     return content_hash(chosen)
+
+
+def _local(settings: LocalSettings) -> dict[str, Any]:
+    """By what is in the files, not by where they are: a training into the same folder makes another policy."""
+    base, adapter = settings.base, Path(settings.adapter) if settings.adapter is not None else None
+    return {
+        **settings.model_dump(mode="json", exclude={"base", "adapter"}),
+        "base": base.model_dump(mode="json", exclude={"name", "chat_template"}),
+        "files": files_id(base, adapter),
+    }
 
 
 def cell_id(scope: str, config: str, task: Task) -> str:

@@ -42,7 +42,7 @@ class BaseSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     name: str = Field(
-        default=DEFAULT_BASE, min_length=1, max_length=500, description="smollm2, a folder, or a hub's id."
+        default=DEFAULT_BASE, min_length=1, max_length=4096, description="smollm2, a folder, or a hub's id."
     )
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
@@ -98,15 +98,26 @@ def base_source(name: str, home: Path | None) -> str:
             _packaged()
             return name
         return str(_converted(home))
-    folder = Path(name).expanduser()
+    if not is_path(name):
+        return name
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise ModelError(f"base.name: {name} leads nowhere: give a full path") from error
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             hint = "; it is an adapter: give it with --adapter" if (folder / "adapter_config.json").is_file() else ""
             raise ModelError(f"the folder {name} holds no model (config.json is missing){hint}")
         return str(folder.resolve())
-    if name.startswith(("/", "./", "../", "~")) or folder.exists():
-        raise ModelError(f"there is no folder {name}: base.name is {DEFAULT_BASE}, a model's folder, or a hub's id")
-    return name
+    raise ModelError(f"there is no folder {name}: base.name is {DEFAULT_BASE}, a model's folder, or a hub's id")
+
+
+def is_path(name: str) -> bool:
+    """Anything else is a hub's id. Raises ModelError."""
+    try:
+        return name.startswith(("/", "./", "../", "~")) or name in (".", "..") or Path(name).exists()
+    except OSError as error:
+        raise ModelError(f"base.name: {name[:100]} cannot be looked at: {error.strerror}") from error
 
 
 def public_name(name: str) -> str:
@@ -270,6 +281,34 @@ def adapter_id(folder: Path) -> str:
     for path in sorted(folder.glob("*.safetensors")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def files_id(settings: BaseSettings, adapter: Path | None) -> str:
+    """Which model that is, of its files alone, so that nothing has to be loaded: all of a folder's weights count. A
+    hub's id and the default base stand for themselves. Raises ModelError."""
+    parts: list[str] = []
+    with _sentences(f"the base {settings.name}"):
+        source = base_source(settings.name, None)
+        parts += _digests(Path(source)) if is_path(source) else [source]
+        if settings.chat_template is not None:
+            parts.append(_digest(Path(settings.chat_template).expanduser()))
+    if adapter is not None:
+        with _sentences(f"the adapter {adapter}"):
+            parts += [adapter_id(adapter), _digest(adapter / "adapter_config.json")]
+    return content_hash(parts)
+
+
+_BELONGS = (".safetensors", ".bin", ".json", ".jinja", ".model", ".txt")
+
+
+def _digests(folder: Path) -> list[str]:
+    files = sorted(path for path in folder.iterdir() if path.suffix in _BELONGS and path.is_file())
+    return [text for path in files for text in (path.name, _digest(path))]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _other_base(folder: Path, made_for: str, base: Base) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from policy.base import PolicyError, PolicyRequest
-from policy.base_model import BaseSettings, base_source, public_name
+from policy.base_model import DEFAULT_BASE, BaseSettings, base_source, is_path, public_name
 from policy.chat import messages_of, parse_turn, tool_messages
 from policy.compact import compact_steps, compact_tools
 from policy.grammar import allowed_calls
@@ -41,12 +41,12 @@ class LocalPolicy:
     is_search = False
 
     def __init__(self, settings: PolicySettings, families: Mapping[str, Family], home: Path | None = None) -> None:
+        self._settings = settings = located(settings)
         local = settings.local
-        self._settings = settings
         self._families = dict(families)
         self._home = home or home_dir()
-        self._base = local.base.model_copy(update={"name": settings.model}) if settings.model else local.base
-        self._adapter = Path(local.adapter).expanduser().absolute() if local.adapter else None
+        self._base = local.base
+        self._adapter = Path(local.adapter) if local.adapter else None
         _check(self._base, self._adapter)
         self._plans: dict[str, list[Plan]] = {}
         self._child: Child | None = None
@@ -140,11 +140,40 @@ _SMALLER = "take --set policy.local.base.dtype=bfloat16, a smaller base, or a sm
 _NO_MEMORY = f"there is not enough memory for the local model: {_SMALLER}"
 
 
+def located(settings: PolicySettings) -> PolicySettings:
+    """The model in one place, base.name, and whole paths: the model's process works in a folder of its own, and a
+    session may go on from another one. Raises PolicyError."""
+    if settings.name != "local":
+        return settings
+    local, base = settings.local, settings.local.base
+    name = settings.model or base.name
+    if name != DEFAULT_BASE and is_path(name):
+        name = _absolute("base.name", name)
+    changed = {
+        "name": name,
+        "chat_template": _absolute("base.chat_template", base.chat_template) if base.chat_template else None,
+    }
+    whole = {
+        "base": base.model_copy(update=changed),
+        "adapter": _absolute("adapter", local.adapter) if local.adapter else None,
+    }
+    return settings.model_copy(update={"model": None, "local": local.model_copy(update=whole)})
+
+
+def _absolute(field: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().absolute())
+    except (OSError, RuntimeError) as error:  # the current folder is gone; ~nobody
+        raise PolicyError(f"policy.local.{field}: {path} leads nowhere: give a full path") from error
+
+
 def _check(base: BaseSettings, adapter: Path | None) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise PolicyError(f"the policy 'local' needs {', '.join(missing)}: {install_command('train')}")
     base_source(base.name, None)
+    if base.chat_template is not None and not Path(base.chat_template).is_file():
+        raise PolicyError(f"policy.local.base.chat_template: there is no file {base.chat_template}")
     if adapter is None:
         return
     if not (adapter / "adapter_config.json").is_file():

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -44,6 +44,7 @@ class Options:
     sleep_s: float = 0.0
     scheduler: str | None = None
     quiet: bool = True
+    settings: dict[str, object] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -101,7 +102,8 @@ def tools_of(options: Options) -> Tools:
 
 
 def run_options(options: Options, progress: Progress | None = None) -> Outcome:
-    chosen = load_settings(None, {}, {"policy.name": options.policy, "budget.evaluations": options.evaluations})
+    given = {"policy.name": options.policy, "budget.evaluations": options.evaluations, **options.settings}
+    chosen = load_settings(None, {}, given)
     specs = () if options.scheduler else options.specs
     sweep = Sweep(
         [hgemm(*shape) for shape in options.shapes],

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ for needed in ("torch", "transformers", "llguidance", "peft"):
 
 from tiny_model import make_tiny_model  # noqa: E402
 
+from agent import session as sessions  # noqa: E402
+from agent.config import load_settings  # noqa: E402
 from memory.exemplars_read import Selection  # noqa: E402
 from policy.base import PolicyError, PolicyRequest, Trial  # noqa: E402
 from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
@@ -290,6 +293,26 @@ def test_the_same_seed_gives_the_same_session(policy: LocalPolicy, tmp_path: Pat
     assert steps[0].text.startswith("You choose plans") and "evaluations 1\n" in steps[1].text
 
 
+def test_a_sweep_with_a_local_model_is_resumed_and_another_adapter_is_another_sweep(
+    base: Base, folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("distributed", reason="needs the extra sweep")
+    from sweep_kit import Options, run_options
+
+    def sweep(adapter: Path | None) -> Any:
+        local = settings(folder, adapter=str(adapter) if adapter is not None else None).local
+        given = {"policy.local": local.model_dump(), "session.group_size": 2, "session.rounds": 1}
+        log = tmp_path / "log"
+        options = Options(str(tmp_path / "db"), str(log), [[64, 64, 64]], ("fake",), "local", 2, settings=given)
+        return run_options(options)
+
+    first, again = sweep(None), sweep(None)
+    assert [(row.policy, row.evaluations) for row in first.rows] == [("local:tiny", 2)] and not first.unfinished
+    assert (first.resumed, again.resumed, again.rows) == (0, 1, first.rows)
+    other = sweep(adapter_of(folder, tmp_path / "tuned", base.fingerprint))
+    assert other.resumed == 0 and other.rows[0].policy == "local:tuned" and other.config_id != first.config_id
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -341,9 +364,42 @@ def test_paths_that_are_not_there_are_found_before_a_session_begins(folder: Path
 
     assert "there is no folder /nowhere/model" in refused(settings(Path("/nowhere/model")))
     assert "does not exist" in refused(settings(folder, adapter="/nowhere/adapter"))
+    assert "leads nowhere" in refused(settings(folder, adapter="~nobody-of-that-name/adapter"))
+    assert "leads nowhere" in refused(settings(Path("~nobody-of-that-name/base")))
+    with pytest.raises(PolicyError, match="leads nowhere"):  # of a training
+        load_base(BaseSettings(name="~nobody-of-that-name/base"), tmp_path)
     assert "holds no adapter" in refused(settings(folder, adapter=str(tmp_path)))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "it is an adapter" in refused(settings(tmp_path))
+
+
+def test_paths_are_whole_wherever_the_process_works(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("mybase").symlink_to(folder)
+    adapter_of(folder, Path("tuned"), None)
+    Path("t.jinja").write_text(Path(__file__).parent.parent.joinpath("configs/chat/tools.jinja").read_text())
+    local = {"base": {"device": "cpu", "chat_template": "t.jinja"}, "adapter": "tuned", "words": 0}
+    for model in ("mybase", "./mybase"):  # neither is a hub's id
+        given = load_settings(None, {}, {"policy.name": "local", "policy.model": model, "session.shape": "64,64,64"})
+        given = given.model_copy(
+            update={"policy": PolicySettings.model_validate({"name": "local", "model": model, "local": local})}
+        )
+        info = ScriptedDevice().info
+        sessions.create(tmp_path / "home", given, f"s{len(model)}", "fake", info)
+        kept = sessions.load(tmp_path / "home", f"s{len(model)}").settings.policy
+        assert (kept.model, kept.local.base.name) == (None, str(tmp_path / "here" / "mybase"))
+        assert kept.local.adapter == str(tmp_path / "here" / "tuned")
+        assert kept.local.base.chat_template == str(tmp_path / "here" / "t.jinja")
+    made = LocalPolicy(given.policy, load_families(), home=folder)
+    try:
+        assert made.step(request()).tool_calls and made.name == "local:tuned"
+    finally:
+        made.close()
+    monkeypatch.chdir(tmp_path)
+    LocalPolicy(kept, load_families(), home=folder).close()  # as `agent resume` from another folder
+    with pytest.raises(PolicyError, match="there is no file"):
+        LocalPolicy(given.policy.model_copy(update={"model": str(folder)}), {}, home=folder)
 
 
 def test_a_missing_extra_is_named_with_the_command_that_brings_it(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,18 @@ def test_rounds_and_groups_of_a_language_model_too(tmp_path: Path) -> None:
         exclude={"wall_s", "source_path"}
     )
     assert found[1].input_tokens > 0 and found[1].evaluations == 2
+
+
+def test_a_group_thinks_at_the_same_time_whatever_the_jobs(tmp_path: Path) -> None:
+    together = threading.Barrier(4)
+
+    def step(request: PolicyRequest) -> Step:
+        together.wait(timeout=5)  # raises where fewer come
+        return turn(stop="end")
+
+    given = {"policy__name": "openai", "policy__model": "m", "session__group_size": 4, "session__rounds": 1}
+    drive(make_deps(tmp_path, ScriptedPolicy(*[step] * 9), **given), jobs=1)
+    assert not together.broken
 
 
 # --- the journal ------------------------------------------------------------------------------------------------------
@@ -326,3 +339,41 @@ def test_another_device_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     bench.device = ScriptedDevice(driver="2.0")
     result: CellResult = run_cell(cell, bench.shop())
     assert result.outcome == "broken" and "one model and driver" in result.detail
+
+
+# --- the local policy -------------------------------------------------------------------------------------------------
+
+
+def local_config(base: Path, adapter: Path | None = None, **local: Any) -> str:
+    whole = {"base": {"name": str(base)}, "adapter": str(adapter) if adapter is not None else None, **local}
+    return config_id(settings(policy__name="local", policy__local=whole), toy_families())
+
+
+def files(folder: Path, weights: bytes, config: str = "adapter_config.json") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / config).write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_a_local_model_is_what_its_files_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base, other = (files(tmp_path / name, name.encode(), "config.json") for name in ("base", "other"))
+    a, b = files(tmp_path / "a", b"one"), files(tmp_path / "b", b"two")
+    found = [local_config(base), local_config(other), local_config(base, a), local_config(base, b)]
+    found += [local_config(base, a, words=7), local_config(base, a, top_p=0.5)]
+    assert len(set(found)) == len(found)
+    assert local_config(base, files(tmp_path / "copy", b"one")) == found[2]
+    monkeypatch.chdir(tmp_path)
+    assert local_config(Path("base"), Path("a")) == found[2]
+    files(a, b"trained in place")
+    files(base, b"base, trained in place", "config.json")
+    assert len({*found, local_config(base, b), local_config(other, a)}) == len(found) + 2
+    assert local_config(Path("smollm2")) != local_config(base)
+
+
+def test_a_local_model_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(PolicyError, match="there is no folder /nowhere/base"):
+        local_config(Path("/nowhere/base"))
+    base = files(tmp_path / "base", b"base", "config.json")
+    with pytest.raises(PolicyError, match=r"the adapter .* cannot be loaded: .*No such file"):
+        local_config(base, tmp_path / "none")

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,10 +19,12 @@ from training_kit import row
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
 
+from tools.gpu.lock import GpuLock  # noqa: E402
+from training import watching  # noqa: E402
 from training.errors import TrainingError, TrainingStopped  # noqa: E402
 from training.folder import COMPLETE, RunFolder  # noqa: E402
 from training.grpo import train_grpo  # noqa: E402
-from training.loop import Job, Result  # noqa: E402
+from training.loop import Job, Result, less_memory  # noqa: E402
 from training.rows import PromptMessage, Row, RowTokens, read_rows  # noqa: E402
 from training.settings import TrainSettings  # noqa: E402
 from training.sft import train_sft  # noqa: E402
@@ -210,6 +213,87 @@ def test_stopped_and_gone_on_with_is_the_same_as_never_stopped(home: Path, rows:
     assert "going on from checkpoint-2" in said
     one, two = (load_file(home / name / "adapter_model.safetensors") for name in ("once", "twice"))
     assert one.keys() == two.keys() and all((one[k] - two[k]).abs().max() < 1e-3 for k in one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "less"), [("sft", {"batch_size": 1, "accumulate": 2}), ("grpo", {"batch_size": 1})], ids=str
+)
+def test_a_training_goes_on_with_less_memory(home: Path, rows: Path, kind: str, less: dict[str, int]) -> None:
+    """As the sentence says that is told when the GPU's is too little."""
+    given = {"best_of_group": None, "epochs": 2} if kind == "sft" else {"epochs": 2}
+    answers = iter([False, True])
+    with pytest.raises(TrainingStopped, match="stopped after step 2 of 6"):
+        train_here(home, kind, rows, f"less-{kind}", stop_requested=lambda: next(answers), **given)
+    result, said = train_here(home, kind, rows, f"less-{kind}", **given, **less, gradient_checkpointing=True)
+    assert "going on from checkpoint-2" in said and result.steps == 6
+    with pytest.raises(TrainingError, match=f"another settings.{kind}.max_length"):
+        train_here(home, kind, rows, f"less-{kind}", **given, max_length=7000)
+
+
+def test_what_is_told_when_the_gpus_memory_is_too_little() -> None:
+    def told(kind: str, **changed: object) -> str:
+        settings = TrainSettings.model_validate({kind: changed})
+        return less_memory(Job(kind, Path("rows"), Path("out"), settings, Path("home")))  # type: ignore[arg-type]
+
+    assert "--set sft.batch_size=4 --set sft.accumulate=2 or --set sft.gradient_checkpointing=true goes" in told("sft")
+    assert "with --set grpo.batch_size=2 goes on" in told("grpo", batch_size=4, gradient_checkpointing=True)
+    assert "too little memory for one row" in told("sft", batch_size=1, gradient_checkpointing=True)
+
+
+def test_the_warm_up_is_a_part_of_the_steps_of_all_processes(home: Path, rows: Path, tmp_path: Path) -> None:
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "agent")
+    given = (
+        "train",
+        "sft",
+        rows,
+        "--base",
+        home / "tiny",
+        "--out",
+        tmp_path / "two",
+        *SMALL,
+        "--set",
+        "sft.warmup=0.5",
+    )
+    more = ("--set", "sft.best_of_group=null", "--set", "sft.batch_size=1", "--set", "sft.epochs=2")
+    done = subprocess.run([*launch, *given, *more], env=environ(home), capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    rates = [m["learning_rate"] for m in metrics(tmp_path / "two") if "learning_rate" in m]
+    assert len(rates) == 6 and rates.index(max(rates)) == 3  # 6 rows, 2 at a time, twice: 3 steps of warm-up
+
+
+def test_a_step_waits_for_a_timing_and_a_timing_for_a_step(
+    home: Path, rows: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"test-{os.getpid()}"
+    monkeypatch.setattr(watching, "gpu_lock", lambda device: GpuLock(name))  # this machine may have no GPU
+    is_timed, is_over, waited = threading.Event(), threading.Event(), []
+
+    def time_twice() -> None:
+        with GpuLock(name).held(exclusive=True):
+            is_timed.set()
+            time.sleep(1.0)
+            is_over.set()
+        time.sleep(0.05)
+        begun = time.monotonic()
+        with GpuLock(name).held(exclusive=True):  # beside one step after the other
+            waited.append(time.monotonic() - begun)
+
+    timing = threading.Thread(target=time_twice)
+    timing.start()
+    is_timed.wait()
+    steps = []
+
+    def after_a_step() -> bool:
+        steps.append(is_over.is_set())
+        return bool(waited)
+
+    try:
+        with pytest.raises(TrainingStopped):
+            train_here(home, "sft", rows, "beside", stop_requested=after_a_step, max_steps=5000)
+    finally:
+        timing.join()
+        Path(f"/tmp/hgemm-agent-{name}.lock").unlink()
+    assert all(steps) and waited[0] < 2.0 and len(steps) < 100
 
 
 def test_a_full_disk_at_checkpoint_time(home: Path, rows: Path) -> None:

@@ -23,8 +23,12 @@ from training.errors import TrainingError
 from training.writing import replacing
 
 COMPLETE = "complete"
-#: Of run.json, what may be changed on the way: how far, how often, and on how many rows at a time.
-MAY_CHANGE = frozenset({"max_steps", "epochs", "save_steps", "log_steps", "keep_checkpoints"})
+#: Of run.json, what may be changed on the way: how far, how often, and what is held in memory at a time.
+MAY_CHANGE = frozenset({"max_steps", "epochs", "save_steps", "log_steps", "keep_checkpoints"}) | {
+    "batch_size",
+    "accumulate",
+    "gradient_checkpointing",
+}
 
 
 class RunFolder:

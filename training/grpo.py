@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from math import ceil
 from typing import Any
 
 from policy.base_model import Base, load_base
@@ -90,10 +89,9 @@ def trainer(
     settings = job.settings.grpo
     groups = len(samples) // settings.group_size
     processes = _processes()
-    batch, per_step, accumulate = _batches(settings, groups, processes)
-    steps = settings.max_steps or ceil(groups // per_step * settings.epochs)
+    batch, accumulate = _batches(settings, groups, processes)
     config = GRPOConfig(
-        **{**arguments(job, steps), "per_device_train_batch_size": batch},
+        **{**arguments(job), "per_device_train_batch_size": batch},
         gradient_accumulation_steps=accumulate,
         steps_per_generation=accumulate,
         num_iterations=1,
@@ -120,14 +118,14 @@ def trainer(
     )
 
 
-def _batches(settings: GrpoSettings, groups: int, processes: int) -> tuple[int, int, int]:
-    """Rows a device at a time, groups a step, batches a step: a step holds whole groups, shared out evenly."""
+def _batches(settings: GrpoSettings, groups: int, processes: int) -> tuple[int, int]:
+    """Rows a device at a time, batches a step: a step holds whole groups, shared out evenly."""
     for per_step in range(min(settings.groups_per_step, groups), 0, -1):
         rows = per_step * settings.group_size
         if rows % processes == 0:
             here = rows // processes
             batch = next(size for size in range(min(settings.batch_size, here), 0, -1) if here % size == 0)
-            return batch, per_step, here // batch
+            return batch, here // batch
     raise TrainingError(
         f"{groups} groups of {settings.group_size} cannot be shared out over {processes} processes: set "
         "grpo.group_size to a multiple of them, or give more rows"

@@ -17,7 +17,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, use_adapter
 
 from training.samples import Sample
-from training.watching import WholeCheckpoints
+from training.watching import BesideTimings, WholeCheckpoints
 
 
 class GroupSampler(Sampler[int]):
@@ -50,7 +50,7 @@ class GroupSampler(Sampler[int]):
                     yield from range(group * self._size, (group + 1) * self._size)
 
 
-class OfflineGRPOTrainer(WholeCheckpoints, GRPOTrainer):
+class OfflineGRPOTrainer(BesideTimings, WholeCheckpoints, GRPOTrainer):
     """``samples`` in the order of the dataset's rows: groups of ``num_generations``, one after the other."""
 
     def __init__(self, *, samples: Sequence[Sample], **given: Any) -> None:

@@ -131,7 +131,7 @@ def trainable(base: Base, job: Job) -> Any:
     return _with_lora(base.model, job.settings.lora, job.loop.seed)
 
 
-def arguments(job: Job, total_steps: int) -> dict[str, Any]:
+def arguments(job: Job) -> dict[str, Any]:
     """Of TRL's config classes, what SFT and GRPO have in common."""
     import torch
 
@@ -143,7 +143,7 @@ def arguments(job: Job, total_steps: int) -> dict[str, Any]:
         "per_device_train_batch_size": loop.batch_size,
         "learning_rate": loop.learning_rate,
         "lr_scheduler_type": loop.schedule,
-        "warmup_steps": int(loop.warmup * total_steps),
+        "warmup_steps": loop.warmup,  # less than 1 is a part of the steps, which the Trainer counts over all processes
         "weight_decay": loop.weight_decay,
         "max_grad_norm": loop.max_grad_norm,
         "num_train_epochs": loop.epochs,
@@ -179,7 +179,7 @@ def run(
     newest = folder.resume_from()
     if newest is not None:
         job.show(f"going on from {newest.name}")
-    _train(trainer, newest)
+    _train(job, trainer, newest)
     steps = int(trainer.state.global_step)
     if stopping.stopped:
         raise TrainingStopped(f"stopped after step {steps} of {trainer.state.max_steps}")
@@ -198,16 +198,32 @@ def finished(job: Job, folder: RunFolder) -> Result:
     return Result(job.out, 0, already=True, figures=newest_log(folder.metrics))
 
 
-def _train(trainer: Any, newest: Path | None) -> None:
+def _train(job: Job, trainer: Any, newest: Path | None) -> None:
     import torch
 
     try:
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
     except torch.cuda.OutOfMemoryError as error:
-        raise TrainingError(
-            "the GPU has too little memory for this batch: lower batch_size or max_length, or set "
-            "gradient_checkpointing=true; the same command goes on from the last checkpoint"
-        ) from error
+        raise TrainingError(less_memory(job)) from error
+
+
+def less_memory(job: Job) -> str:
+    """What to do where the GPU has too little, of what a training may change on its way (training/folder.py)."""
+    kind, loop, ways = job.kind, job.loop, []
+    if loop.batch_size > 1:
+        ways.append(f"--set {kind}.batch_size={loop.batch_size // 2}")
+        if kind == "sft":  # as many rows a step as before; GRPO counts a step in groups
+            ways[0] += f" --set sft.accumulate={2 * job.settings.sft.accumulate}"
+    if not loop.gradient_checkpointing:
+        ways.append(f"--set {kind}.gradient_checkpointing=true")
+    if not ways:
+        return (
+            f"the GPU has too little memory for one row: lower {kind}.max_length, with --fresh, or take a smaller base"
+        )
+    told = " or ".join(ways)
+    return (
+        f"the GPU has too little memory for this batch: the same command with {told} goes on from the last checkpoint"
+    )
 
 
 def _with_lora(model: Any, settings: LoraSettings, seed: int) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from math import ceil
 from typing import Any
 
 from policy.base_model import Base, load_base
@@ -83,15 +82,14 @@ def _trainer(
 ) -> Any:
     from trl import SFTConfig, SFTTrainer
 
-    from training.watching import WholeCheckpoints
+    from training.watching import BesideTimings, WholeCheckpoints
 
-    class Trainer(WholeCheckpoints, SFTTrainer):
+    class Trainer(BesideTimings, WholeCheckpoints, SFTTrainer):
         pass
 
     settings = job.settings.sft
-    steps = settings.max_steps or ceil(len(samples) / (settings.batch_size * settings.accumulate) * settings.epochs)
     config = SFTConfig(
-        **arguments(job, steps),
+        **arguments(job),
         gradient_accumulation_steps=settings.accumulate,
         per_device_eval_batch_size=settings.batch_size,
         eval_strategy="epoch" if held_out else "no",

@@ -1,4 +1,4 @@
-"""What our trainers have in common: plain metrics, stopping between two steps, checkpoints that are whole or not there.
+"""What our trainers have in common: plain metrics, stopping between two steps, whole checkpoints, turns on the GPU.
 
 Imports transformers, so only the trainings import it.
 """
@@ -9,15 +9,21 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers import TrainerCallback
 
+from policy.base_model import gpu_lock
+from tools.gpu.lock import GpuLock
 from training.errors import TrainingError
 from training.folder import COMPLETE, RunFolder
+
+#: Between two turns on a GPU: who takes its lock again at once leaves others waiting.
+YIELD_S = 0.001
 
 
 class Metrics(TrainerCallback):
@@ -73,6 +79,62 @@ class StopBetweenSteps(TrainerCallback):
             self.stopped = state.global_step < state.max_steps
             control.should_training_stop = control.should_save = True
         return control
+
+
+class GpuTurns(TrainerCallback):
+    """Of a GPU, shared with timings (tools/gpu/lock.py): a step waits until none runs, and a timing until the step is
+    over. Nothing to wait for on a CPU."""
+
+    def __init__(self) -> None:
+        self._lock: GpuLock | None = None
+        self._held = ExitStack()
+
+    def begin(self, device: Any) -> None:
+        if self._lock is None:
+            self._lock = gpu_lock(device)
+        if self._lock is not None:
+            self._held.enter_context(self._lock.held(exclusive=False))
+
+    def end(self, device: Any) -> None:
+        if self._lock is None:
+            return
+        if device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(device)
+        self._held.close()
+        time.sleep(YIELD_S)
+
+    def let_go(self) -> None:
+        self._held.close()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begin(args.device)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.end(args.device)
+
+
+class BesideTimings:
+    """Before a Trainer in the order of bases: its steps and its evaluation's batches are turns on the GPU."""
+
+    def __init__(self, *, callbacks: Sequence[Any], **given: Any) -> None:
+        self._turns = GpuTurns()  # the first callback, so that waiting is no time of the model
+        super().__init__(callbacks=[self._turns, *callbacks], **given)  # type: ignore[call-arg]
+
+    def train(self, *given: Any, **more: Any) -> Any:
+        try:
+            return super().train(*given, **more)  # type: ignore[misc]
+        finally:
+            self._turns.let_go()
+
+    def prediction_step(self, *given: Any, **more: Any) -> Any:
+        device = self.args.device  # type: ignore[attr-defined]
+        self._turns.begin(device)
+        try:
+            return super().prediction_step(*given, **more)  # type: ignore[misc]
+        finally:
+            self._turns.end(device)
 
 
 class WholeCheckpoints:

@@ -118,14 +118,6 @@ def encode(
     return _tokens(tokenizer, found)
 
 
-def encode_prompt(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str | None
-) -> list[int]:
-    """What the model's next turn is sampled from. Raises ChatError."""
-    found = segments(tokenizer, messages, tools, template, next_turn=True)
-    return _tokens(tokenizer, found).ids
-
-
 def segments(
     tokenizer: Tokenizer,
     messages: Sequence[Message],

@@ -10,6 +10,7 @@ from pathlib import Path
 from retrieval.errors import RetrievalError
 from retrieval.passages import SourceInfo
 from retrieval.reading import list_files
+from tools.revision import commit
 
 INSTALL = "pip install 'hgemm-agent[retrieval]'"
 UNKNOWN_LICENCE = "unknown"
@@ -98,12 +99,12 @@ def added_folder(folder: Path, taken: set[str]) -> Source:
     prefix, number = root.name or "root", 2
     while prefix in taken:
         prefix, number = f"{root.name}-{number}", number + 1
-    commit = _commit(root)
+    at = _commit(root)
     info = SourceInfo(
         name=prefix,
-        kind="git" if commit else "folder",
+        kind="git" if at else "folder",
         root=str(root),
-        version=commit[:12] if commit else "",
+        version=at[:12],
         licence=_folder_licence(root),
         prefix=f"{prefix}/",
     )
@@ -135,33 +136,7 @@ def _inside_checkout(folder: Path) -> bool:
     return any((above / ".git").exists() for above in folder.parents)
 
 
-def _commit(root: Path) -> str | None:
-    """The commit of the checkout that ``root`` is in, read from its files; None outside of one."""
-    for folder in (root, *root.parents):
-        git = folder / ".git"
-        if not git.exists():
-            continue
-        try:
-            if git.is_file():  # a worktree or submodule: "gitdir: …"
-                git = (folder / git.read_text(encoding="utf-8").split(":", 1)[1].strip()).resolve()
-            head = (git / "HEAD").read_text(encoding="utf-8").strip()
-            if not head.startswith("ref:"):
-                return head
-            return _resolved(git, head[4:].strip())
-        except (OSError, IndexError, UnicodeDecodeError):
-            return None
-    return None
-
-
-def _resolved(git: Path, ref: str) -> str | None:
-    common = git / "commondir"
-    roots = [git, (git / common.read_text(encoding="utf-8").strip()).resolve()] if common.is_file() else [git]
-    for root in roots:
-        if (root / ref).is_file():
-            return (root / ref).read_text(encoding="utf-8").strip()
-        packed = root / "packed-refs"
-        if packed.is_file():
-            for line in packed.read_text(encoding="utf-8").splitlines():
-                if line.endswith(f" {ref}"):
-                    return line.split(" ", 1)[0]
-    return None
+def _commit(root: Path) -> str:
+    """Of the checkout that ``root`` is in; empty outside of one."""
+    top = next((folder for folder in (root, *root.parents) if (folder / ".git").exists()), None)
+    return commit(top) if top is not None else ""

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from policy.chat import ChatError, encode, encode_prompt, messages_of, own_template, parse_turn, segments, template_for
+from policy.chat import ChatError, encode, messages_of, own_template, parse_turn, segments, template_for
 from policy.compact import compact_answer, compact_tools
 from tools.records import SampledTokens, Step, ToolCall
 
@@ -52,7 +52,8 @@ def test_the_mask_covers_the_models_turns_with_their_end_and_nothing_else() -> N
 
 def test_what_a_turn_is_sampled_from_is_what_it_is_trained_on() -> None:
     whole = encode(Bytes(), messages_of(STEPS), TOOLS, own_template())
-    context = encode_prompt(Bytes(), messages_of(STEPS[:4]), TOOLS, own_template())
+    told = segments(Bytes(), messages_of(STEPS[:4]), TOOLS, own_template(), next_turn=True)
+    context = Bytes().encode("".join(segment.text for segment in told))
     assert whole.ids[: len(context)] == context
     assert whole.mask[len(context)] == 1 and whole.mask[len(context) - 1] == 0
 

@@ -29,7 +29,7 @@ from agent.config import load_settings  # noqa: E402
 from memory.exemplars_read import Selection  # noqa: E402
 from policy.base import PolicyError, PolicyRequest, Trial  # noqa: E402
 from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
-from policy.chat import OPEN, encode_prompt, messages_of, parse_turn, tool_messages  # noqa: E402
+from policy.chat import OPEN, messages_of, parse_turn, segments, tool_messages  # noqa: E402
 from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
 from policy.grammar import allowed_calls, frame_of, turn_grammar  # noqa: E402
@@ -82,7 +82,7 @@ def trial(plan: Plan, ratio: float | None = 1.0) -> Trial:
 
 
 def row(base: Base, asked: PolicyRequest, plans: list[Plan], seed: str, words: int = 24) -> Row:
-    context = encode_prompt(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template)
+    context = context_of(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template, [])
     grammar = turn_grammar(allowed_calls(asked, plans), frame_of(base.tokenizer, base.template), words)
     return Row(context, grammar, seed)
 
@@ -204,10 +204,11 @@ def test_a_context_keeps_the_tokens_that_earlier_turns_were_sampled_as(base: Bas
     steps = (*request().steps, Step(role="assistant", text="ab"), Step(role="user", text="go on"))
     tools = tool_messages(compact_tools())
     plain = context_of(base.tokenizer, messages_of(steps), tools, base.template, [None])
-    assert plain == encode_prompt(base.tokenizer, messages_of(steps), tools, base.template)
+    text = "".join(s.text for s in segments(base.tokenizer, messages_of(steps), tools, base.template, next_turn=True))
+    assert plain == base.tokenizer.encode(text, add_special_tokens=False)
     own = [7, 8, 9, base.tokenizer.eos_token_id]
     kept = context_of(base.tokenizer, messages_of(steps), tools, base.template, [own])
-    prompt = encode_prompt(base.tokenizer, messages_of(steps[:2]), tools, base.template)
+    prompt = context_of(base.tokenizer, messages_of(steps[:2]), tools, base.template, [])
     assert kept[: len(prompt) + 4] == [*prompt, *own]
     assert kept[len(prompt) + 4 :] == plain[len(prompt) + 3 :]
 

@@ -53,9 +53,9 @@ def _message(turn: Turn) -> Message:
     return message
 
 
-def sample_of(row: Row, base: Base, use_tokens: bool = True) -> Sample:
+def sample_of(row: Row, base: Base) -> Sample:
     """The tokens it was sampled as, where they are this tokenizer's; made from the messages otherwise."""
-    tokens = row.tokens if use_tokens else None
+    tokens = row.tokens
     if tokens is not None and tokens.tokenizer == base.tokenizer_id:
         return Sample(
             row.row_id,

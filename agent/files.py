@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from agent.errors import UsageError, refusal
 from tools import text_files
+from tools.whole_files import replacing
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """tmp + fsync + rename, of the file that a symbolic link leads to. What is no regular file (/dev/stdout, a named
-    pipe) is written as it is. Raises UsageError with one sentence."""
+    """Whole or not at all (tools/whole_files.py). What is no regular file (/dev/stdout, a named pipe) is written as it
+    is. Raises UsageError with one sentence."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = _mode(path)
@@ -24,27 +23,12 @@ def write_atomic(path: Path, text: str) -> None:
         if mode is not None and (not stat.S_ISREG(mode) or _names_a_descriptor(path)):
             path.write_text(text, encoding="utf-8", errors="replace")
         else:
-            _replace(Path(os.path.realpath(path)), text, mode)
+            with replacing(path) as new:
+                new.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {refusal(error)}") from error
     except ValueError as error:  # a NUL byte in the name
         raise UsageError(f"{str(path)!r} is not the name of a file") from error
-
-
-def _replace(target: Path, text: str, mode: int | None) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".new-")  # not of its name, which may be the longest
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            if mode is not None:
-                os.fchmod(file.fileno(), stat.S_IMODE(mode))
-            os.fsync(file.fileno())
-        os.replace(name, target)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)  # noqa: PTH108
-        raise
 
 
 def _mode(path: Path) -> int | None:

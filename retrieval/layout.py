@@ -15,7 +15,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from retrieval.errors import RetrievalError
 from retrieval.passages import Skipped, SourceInfo
 from tools.paths import home_dir
 from tools.records import Record
+from tools.whole_files import replacing
 
 SCHEMA_VERSION = 1
 CURRENT = "CURRENT"
@@ -159,13 +159,9 @@ def write_added(folder: Path, added: list[Path]) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """tmp + fsync + rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    """Whole or not at all."""
+    with replacing(path) as new:
+        new.write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def test_the_mask_covers_the_models_turns_with_their_end_and_nothing_else() -> N
 def test_what_a_turn_is_sampled_from_is_what_it_is_trained_on() -> None:
     whole = encode(Bytes(), messages_of(STEPS), TOOLS, own_template())
     told = segments(Bytes(), messages_of(STEPS[:4]), TOOLS, own_template(), next_turn=True)
-    context = Bytes().encode("".join(segment.text for segment in told))
+    context = Bytes().encode("".join(segment.text for segment in told), add_special_tokens=False)
     assert whole.ids[: len(context)] == context
     assert whole.mask[len(context)] == 1 and whole.mask[len(context) - 1] == 0
 

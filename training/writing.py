@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tools import whole_files
 from training.errors import TrainingError
 from training.rows import Row, features, format_of
 
@@ -24,33 +22,14 @@ def write_rows(path: Path, rows: Iterable[Row]) -> int:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """The name of a file beside ``path`` that takes its place when the block ends well. Raises TrainingError."""
-    target = Path(os.path.realpath(path))
-    new: str | None = None
+    """tools.whole_files.replacing, with folders made and a TrainingError for whatever the system refuses."""
     try:
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            handle, new = tempfile.mkstemp(dir=target.parent, prefix=".new-", suffix=target.suffix)
-            os.close(handle)
-            yield Path(new)
-            with open(new, "rb") as written:  # noqa: PTH123
-                os.fsync(written.fileno())
-            os.chmod(new, 0o666 & ~_umask())  # noqa: PTH101
-            os.replace(new, target)  # noqa: PTH105
-        except OSError as error:
-            why = error.strerror or str(error)
-            raise TrainingError(f"{path} cannot be written ({why}): free some space or give another place") from error
-    except BaseException:
-        if new is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(new)  # noqa: PTH108
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole_files.replacing(path) as new:
+            yield new
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise TrainingError(f"{path} cannot be written ({why}): free some space or give another place") from error
 
 
 def _write_jsonl(path: Path, rows: Iterable[Row]) -> int:
@@ -68,8 +47,5 @@ def _write_parquet(path: Path, rows: Iterable[Row]) -> int:
 
     disable_progress_bars()
     listed = [row.model_dump(mode="json") for row in rows]
-    try:
-        Dataset.from_list(listed, features=features()).to_parquet(path)
-    except OSError:
-        raise
+    Dataset.from_list(listed, features=features()).to_parquet(path)
     return len(listed)

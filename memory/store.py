@@ -49,6 +49,10 @@ from tools.records import (
 from tools.sqlite_errors import explain
 from tools.sqlite_reading import read_only_uri
 
+#: Parameters: family, revision. A compile is kept under the variant_id, everything else under the key.
+_PLAN_OF = "json_extract(plan, '$.family') = ? AND json_extract(plan, '$.revision') = ?"
+_OF_FAMILY = f"SELECT key FROM variants WHERE {_PLAN_OF} UNION ALL SELECT variant_id FROM variants WHERE {_PLAN_OF}"
+
 
 class Store:
     """Results (a ``tools.gate.ResultStore``), variants, sessions and trajectories. One lock around one connection:
@@ -278,12 +282,34 @@ class Store:
             if noted is None and not self._holds_other(family):
                 self._write("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, content_id(family)))
                 noted = self._one("SELECT value FROM meta WHERE key = ?", (name,))  # another process may be first
+            if noted is not None and noted[0] != content_id(family) and not self._took(family):
+                self._forget(family)
+                self._write("UPDATE meta SET value = ? WHERE key = ?", (content_id(family), name))
+                continue
             if noted is None or noted[0] != content_id(family):
                 raise StoreError(
                     f"the source of family {family.name} changed since {self.path} took measurements of it under "
                     f"revision {family.revision}: bump `revision` in kernels/{family.name}/family.yaml, or undo the "
                     "change, or measure into another store (HGEMM_AGENT_HOME; of a sweep --db)"
                 )
+
+    def _took(self, family: Family) -> bool:
+        """Whether there is a measurement of this revision, or a shape of a sweep, which weighed all of them."""
+        return (
+            self._one(
+                f"SELECT 1 FROM results WHERE status IN ('ok', 'failed') AND variant_key IN ({_OF_FAMILY}) "
+                "UNION ALL SELECT 1 FROM results WHERE kind = 'sweep' LIMIT 1",
+                (family.name, family.revision) * 2,
+            )
+            is not None
+        )
+
+    def _forget(self, family: Family) -> None:
+        """Plans that were only looked at, and what could not be answered about them: there is no number among it, but
+        the sources are not the family's any more."""
+        of = (family.name, family.revision)
+        self._write(f"DELETE FROM results WHERE variant_key IN ({_OF_FAMILY})", of * 2)
+        self._write(f"DELETE FROM variants WHERE {_PLAN_OF}", of)
 
     def _holds_other(self, family: Family) -> bool:
         """Of a store that was filled before families were noted: whether a variant of this revision reads otherwise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -20,7 +21,7 @@ from tools.families import accepted_plans
 from tools.gate import Toolbox
 from tools.hgemm import hgemm
 from tools.paths import kernels_dir
-from tools.records import Family, Knob, LaunchSpec, Step, Trajectory
+from tools.records import Family, Knob, LaunchSpec, Status, Step, Trajectory
 
 TASK = hgemm(256, 256, 256)
 Edit = Callable[[Family], Family]
@@ -81,11 +82,35 @@ def test_an_edit_under_the_old_revision(tmp_path: Path, edit: Edit, same: bool, 
         store.check_families({**families, "toy": bumped})
 
 
+def test_a_family_of_which_nothing_was_measured_may_change(tmp_path: Path) -> None:
+    """On replay an edited source is "not recorded": undoing the edit must lead back."""
+    families = toy_families()
+    changed = {**families, "toy": OTHER[0](families["toy"])}
+    with Store(tmp_path / "store.sqlite") as store:
+        store.check_families(changed)
+        plan = next(p for p in accepted_plans(changed, TASK) if p.plan and p.plan.family == "toy")
+        store.put_variant(plan)
+        device = ScriptedDevice(lambda tool, variant, task: Status.NOT_RECORDED)
+        assert not Toolbox(device, store, changed).evaluate(plan, TASK).ok
+        store.check_families(families)
+        store.check_families(changed)
+        store.check_families(families)
+        assert store.variant(plan.key) is None  # its source was the edited one
+        plan = next(p for p in accepted_plans(families, TASK) if p.key == plan.key)
+        store.put_variant(plan)
+        assert Toolbox(ScriptedDevice(), store, families).evaluate(plan, TASK).ok
+        with pytest.raises(StoreError, match="the source of family toy changed"):
+            store.check_families(changed)
+
+
 def test_a_sweep_into_the_database_of_another_source(tmp_path: Path) -> None:
     before = toy_families()
     before["toy"] = OTHER[0](before["toy"])
     with Store(tmp_path / "db.sqlite") as store:
         store.check_families(before)
+        plan = next(p for p in accepted_plans(before, TASK) if p.plan and p.plan.family == "toy")
+        store.put_variant(plan)
+        assert Toolbox(ScriptedDevice(), store, before).evaluate(plan, TASK).ok
     options = Options(db=str(tmp_path / "db.sqlite"), log=str(tmp_path / "log"), shapes=shapes(2))
     with pytest.raises(StoreError, match="the source of family toy changed"):
         run_options(options)
@@ -115,11 +140,16 @@ def test_sessions_before_and_after_an_edit(tmp_path: Path) -> None:
     kernels, home = tmp_path / "kernels", tmp_path / "home"
     shutil.copytree(kernels_dir(), kernels)
     assert optimize(kernels, home, "first").returncode in (0, 2)
-    source = kernels / "mma_ldg" / "kernel.cu"
+    with Store(home / "store.sqlite") as store:
+        measured = store._one(
+            "SELECT v.plan FROM results r JOIN variants v ON v.key = r.variant_key WHERE status = 'ok'", ()
+        )
+    family = json.loads(measured[0])["family"]
+    source = kernels / family / "kernel.cu"
     source.write_text(source.read_text() + "\n__device__ int of_the_edit() { return 1; }\n")
     after = optimize(kernels, home, "second")
     assert after.returncode == 1
-    assert "the source of family mma_ldg changed since" in after.stderr and "Traceback" not in after.stderr
+    assert f"the source of family {family} changed since" in after.stderr and "Traceback" not in after.stderr
     # A broken manifest is found before there is a session.
     (kernels / "plain_tiled" / "family.yaml").write_text("revision: [\n")
     broken = optimize(kernels, home, "third")

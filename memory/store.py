@@ -48,6 +48,7 @@ from tools.records import (
 )
 from tools.sqlite_errors import explain
 from tools.sqlite_reading import read_only_uri
+from tools.text_files import irregular
 
 #: Parameters: family, revision. A compile is kept under the variant_id, everything else under the key.
 _PLAN_OF = "json_extract(plan, '$.family') = ? AND json_extract(plan, '$.revision') = ?"
@@ -63,6 +64,8 @@ class Store:
         self.path = Path(path)
         self._read_only = read_only
         self._lock = RLock()
+        if what := irregular(self.path):
+            raise StoreError(f"the store {self.path} {what}: move it away, or give another path")
         if not read_only:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

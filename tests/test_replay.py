@@ -332,7 +332,7 @@ def test_a_text_file(copy: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    with pytest.raises(DeviceBroken, match="cannot be read"):
+    with pytest.raises(DeviceBroken, match="is a folder, not a file"):
         ReplayDevice(tmp_path)
 
 

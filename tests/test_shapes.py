@@ -82,5 +82,5 @@ def test_shape_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ShapeError, match="does not exist"):
         parse_shapes_csv(tmp_path / "none.csv")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ShapeError, match="cannot be read"):
+    with pytest.raises(ShapeError, match="is not a text file"):
         parse_shapes_csv(tmp_path / "bytes.csv")

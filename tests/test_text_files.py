@@ -10,7 +10,15 @@ import pytest
 
 from agent.errors import UsageError
 from agent.files import read_text as of_a_user
+from agent.reporting.source import load as load_measured
+from memory.store import Store, StoreError
+from tools.device import DeviceBroken
+from tools.hgemm import ShapeError
+from tools.record_file import RecordReader
+from tools.shapes import parse_shapes_csv
 from tools.text_files import UnreadableFile, read_json, read_text
+from training.errors import TrainingError
+from training.evaluate_cache import read_cells
 
 LIMIT = 1 << 16
 
@@ -73,3 +81,26 @@ def test_what_is_not_json(text: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text(text)
     with pytest.raises(UnreadableFile, match=words):
         read_json(tmp_path / "file", "the launch spec", LIMIT)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("what", ["pipe", "/dev/zero"])
+def test_whoever_opens_a_users_file_does_not_wait_for_a_pipe(tmp_path: Path, what: str) -> None:
+    path = Path(what)
+    if what == "pipe":
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+    openers: list[Callable[[Path], object]] = [
+        RecordReader,
+        Store,
+        lambda path: Store(path, read_only=True),
+        parse_shapes_csv,
+        read_cells,
+        load_measured,
+    ]
+    for opener in openers:
+        with pytest.raises(
+            (DeviceBroken, StoreError, ShapeError, TrainingError, UsageError),
+            match="is a pipe or a device, not a regular file",
+        ):
+            opener(path)

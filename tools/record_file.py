@@ -38,6 +38,7 @@ from tools.records import (
     VerifyResult,
 )
 from tools.sqlite_errors import explain
+from tools.text_files import irregular
 
 #: 2: plans have ``content``; of a file without it nobody can say whether a plan's source is still the measured one.
 SCHEMA_VERSION = 2
@@ -332,6 +333,8 @@ class RecordReader(Records):
 def _check_whole(path: Path) -> None:
     """Raises DeviceBroken unless the file is there, a database, as long as its header says, and not half-written."""
     restore = "get it again (git checkout, or reinstall the package)"
+    if what := irregular(path):
+        raise DeviceBroken(f"the record file {path} {what}: give another path")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

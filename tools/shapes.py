@@ -14,6 +14,10 @@ from typing import Literal
 from tools.expr import ceil_div
 from tools.hgemm import ShapeError, flops, grid, hgemm, min_bytes, parse_shape
 from tools.records import Task
+from tools.text_files import UnreadableFile, read_text
+
+#: Of a CSV of shapes: a million lines.
+SHAPES_BYTES = 32 << 20
 
 Shape = tuple[int, int, int]
 Regime = Literal["tiny", "launch-bound", "few-tiles", "memory-bound", "compute-short", "compute-long"]
@@ -124,11 +128,9 @@ def parse_shapes_csv(path: Path, on_repeat: Callable[[int, Shape], None] | None 
     blank lines and lines that start with # are dropped; ``on_repeat`` hears of each repeat and its line. Raises
     ShapeError with the file and line."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        raise ShapeError(f"the shapes file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ShapeError(f"the shapes file {path} cannot be read: {error}") from error
+        text = read_text(path, "the shapes file", SHAPES_BYTES)
+    except UnreadableFile as error:
+        raise ShapeError(str(error)) from error
     columns = (0, 1, 2)
     shapes: dict[Shape, None] = {}
     rows = csv.reader(text.splitlines())

@@ -19,10 +19,8 @@ def read_text(path: Path, what: str, limit_bytes: int) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
         with os.fdopen(handle, "rb") as file:
             mode = os.fstat(handle).st_mode
-            if stat.S_ISDIR(mode):
-                raise UnreadableFile(f"{what} {path} is a folder, not a file")
             if not stat.S_ISREG(mode):
-                raise UnreadableFile(f"{what} {path} is a pipe or a device, not a regular file")
+                raise UnreadableFile(f"{what} {path} {_kind(mode)}")
             data = file.read(limit_bytes + 1)
     except FileNotFoundError as error:
         raise UnreadableFile(f"{what} {path} does not exist") from error
@@ -53,3 +51,17 @@ def read_json(path: Path, what: str, limit_bytes: int) -> Any:
         raise UnreadableFile(f"{what} {path} is nested too deeply") from error
     except ValueError as error:
         raise UnreadableFile(f"{what} {path} holds a number of too many digits") from error
+
+
+def irregular(path: Path) -> str | None:
+    """ "is a folder, not a file" and the like of what is there; None of a regular file, or where nothing is to be seen.
+    Opening a pipe would wait for its writer."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):
+        return None
+    return None if stat.S_ISREG(mode) else _kind(mode)
+
+
+def _kind(mode: int) -> str:
+    return "is a folder, not a file" if stat.S_ISDIR(mode) else "is a pipe or a device, not a regular file"

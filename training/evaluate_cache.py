@@ -9,6 +9,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
+from tools.text_files import irregular
 from training.errors import TrainingError
 from training.evaluate import Cell
 
@@ -16,6 +17,8 @@ from training.evaluate import Cell
 def read_cells(path: Path) -> dict[str, Cell]:
     """By key. Lines that a kill cut off, or that are of another format, are as if they were not there."""
     found: dict[str, Cell] = {}
+    if what := irregular(path):
+        raise TrainingError(f"{path} {what}: give another file with --cache")
     try:
         with path.open("rb") as file:
             for line in file:

@@ -36,6 +36,7 @@ from tools.records import (
 )
 from tools.replay import covers
 from tools.sqlite_errors import explain
+from tools.text_files import irregular
 
 _BUDGETS: tuple[Budget, ...] = ("final", "certify")
 _META: tuple[tuple[str, Provenance], ...] = (
@@ -67,6 +68,8 @@ def _what() -> str:
 
 
 def _kind(path: Path) -> Literal["record file", "store"]:
+    if not path.is_dir() and (what := irregular(path)):
+        raise UsageError(f"{path} {what}: give a record file, or the store of `agent optimize`")
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -25,14 +25,16 @@ _NOTHING = re.compile(r"(?!)")
 
 
 class Secrets:
-    """Of one process: the values of its key variables, in every spelling that a server may echo them in."""
+    """Of one process: the values of its key variables, in the spellings that servers and logs echo them in. What takes
+    a key apart (reversed, in halves) is not found."""
 
     def __init__(self, values: Iterable[str | None] = ()) -> None:
         known = {stripped for value in values if value and (stripped := value.strip())}
         forms = {form for value in known if len(value) >= MIN_LENGTH for form in spellings(value)}
         longest_first = sorted(forms, key=lambda form: (-len(form), form))
         words = sorted(value for value in known if _MIN_WORD <= len(value) < MIN_LENGTH)
-        self._anywhere = re.compile("|".join(map(_matching, longest_first))) if forms else _NOTHING
+        # In either case: a server may shout, and %2f is %2F.
+        self._anywhere = re.compile("|".join(map(re.escape, longest_first)), re.IGNORECASE) if forms else _NOTHING
         self._words = (
             re.compile(r"(?<![\w-])(?:" + "|".join(map(re.escape, words)) + r")(?![\w-])") if words else _NOTHING
         )
@@ -93,14 +95,10 @@ def watch_logs(secrets: Secrets) -> Callable[[], None]:
     return undo
 
 
-def _matching(form: str) -> str:
-    """Hexadecimal digits of URLs come in either case."""
-    return re.sub(r"%([0-9A-F]{2})", r"(?i:%\1)", re.escape(form))
-
-
 def spellings(value: str) -> Iterator[str]:
-    """As it is; escaped in JSON, Python, HTML and URLs; and what base64 makes of it wherever in a text it begins."""
+    """As it is; in hexadecimal; escaped in JSON, Python, HTML and URLs; what base64 makes of it wherever it begins."""
     yield value
+    yield value.encode().hex()
     yield json.dumps(value)[1:-1]
     yield repr(value)[1:-1]
     yield html.escape(value)

@@ -34,12 +34,15 @@ ECHOES = {
     "basic, url-safe": base64.urlsafe_b64encode(f"u:{KEY}:".encode()).decode(),
     "html": html.escape(f"<{KEY}>"),
     "far into the text": "x" * 290 + KEY,
+    "upper case": KEY.upper(),
+    "hexadecimal": KEY.encode().hex(),
+    "hexadecimal, upper case": KEY.encode().hex().upper(),
 }
 
 
 def traces(text: str) -> bool:
     """Whether a recognisable part of the key is in it, base64 included."""
-    forms = [KEY, quote(KEY, safe=""), "Qz7x", "Wv9k", "Jy3"]
+    forms = [KEY, quote(KEY, safe=""), "Qz7x", "Wv9k", "Jy3", KEY.encode().hex()]
     forms += [base64.b64encode(b"\0" * n + KEY.encode()).decode()[4:-4] for n in range(3)]
     return any(form.lower() in text.lower() for form in forms)
 

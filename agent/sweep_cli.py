@@ -87,7 +87,8 @@ def sweep(
             try:
                 summary = _run(loaded, tasks, place, path, spool, progress)
             except KeyboardInterrupt as error:
-                progress.note("interrupted; nothing is lost: the same command goes on")
+                interrupted = "interrupted; nothing is lost: the same command goes on"
+                complain(interrupted) if quiet else progress.note(interrupted)
                 raise typer.Exit(interrupted_code(error)) from None
         raise typer.Exit(_tell(summary, csv_file, json_output))
 

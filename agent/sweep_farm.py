@@ -7,6 +7,7 @@ business of Dask's: see agent/sweep_journal.py. With agent/sweep_worker.py the o
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import queue
@@ -226,6 +227,7 @@ def _unregister(client: Client, name: str, place: Place) -> None:
 def _started(place: Place, spool: Spool) -> Iterator[Client]:
     import dask
     import distributed
+    from distributed.deploy.spec import close_clusters
 
     try:
         Path.cwd()
@@ -255,6 +257,8 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
         local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
         scheduler = {"cls": distributed.Scheduler, "options": {**local, "port": 0, "dashboard": False}}
         dask_api: Any = distributed
+        # The stack ends the cluster. Dask would try again at exit, and fail on one that ctrl-C kept from starting.
+        atexit.unregister(close_clusters)
         try:
             cluster = stack.enter_context(
                 dask_api.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL, name="sweep")

@@ -227,6 +227,24 @@ def test_a_signal_ends_the_driver_and_its_workers(tmp_path: Path, number: int) -
     assert done.returncode == 0 and done.stdout.count("\n") == 9, done.stderr
 
 
+def test_a_quiet_sweep_says_that_it_was_interrupted(tmp_path: Path) -> None:
+    db = tmp_path / "s.sqlite"
+    command = [sys.executable, "-m", "agent.cli", "sweep", "--records", "--evaluations", "64", "--quiet"]
+    command += ["--device", "replay:h200", "--workers", "1", "--db", str(db)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(),
+        start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not db.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert said == "interrupted; nothing is lost: the same command goes on\n"
+
+
 def test_a_csv_that_is_a_device_stays_one(tmp_path: Path, recording: Path) -> None:
     more = (
         "--device",

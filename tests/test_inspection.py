@@ -16,6 +16,7 @@ from loop_kit import plan_call
 
 from agent.errors import UsageError
 from agent.inspecting import Reader, listed, opened, state_of
+from agent.session import store_path
 from inspection.answers import Best, Diff, Finding, NotFound, Profiles, Rejection, StepShown, VariantShown, View
 from inspection.rendering import for_model, text
 from inspection.tools import TOOLS, help_lines, run_call, run_command, schemas
@@ -102,6 +103,16 @@ def test_the_order_is_that_of_the_session_with_groups_and_rounds(tmp_path: Path)
 
 
 # --- a session that goes on -------------------------------------------------------------------------------------------
+
+
+def test_a_store_that_is_gone_is_not_an_empty_one(home: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(home, copy)
+    (copy / "sessions" / "story" / "summary.json").write_text("{}")
+    store_path(copy).unlink()
+    found = opened(copy, "story", toy_families())
+    with pytest.raises(StoreError, match="which holds what the session story measured, is not there: put it back"):
+        found.__enter__()
 
 
 def test_a_broken_off_session_reads_up_to_there(home: Path) -> None:

@@ -14,8 +14,6 @@ from agent.errors import UsageError
 from tools.record_file import RecordReader
 from tools.records import MODES, DeviceInfo, Mode, Record, TimingRow
 
-DEFAULT_SLACK = 0.02
-
 RowKey = tuple[str, str, Mode, str]  # task_id, variant key, mode, reference
 
 

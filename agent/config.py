@@ -22,11 +22,11 @@ from agent.files import read_text
 from memory.exemplars import MemorySettings
 from policy.pricing import price_of
 from policy.reward import RewardSettings
-from policy.settings import LOCAL_QUOTA, PolicySettings
-from policy.tool_schemas import first_error
+from policy.settings import LOCAL_QUOTA, SEARCHES, PolicySettings
 from tools.hgemm import hgemm, parse_shape
 from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
+from tools.validation import first_error
 from training.settings import TrainSettings
 
 ENV_PREFIX = "HGEMM_AGENT_"
@@ -110,7 +110,7 @@ class Settings(BaseModel):
 
     @property
     def is_search(self) -> bool:
-        return self.policy.name in ("search", "random")
+        return self.policy.name in SEARCHES
 
     @property
     def floor_pct(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from agent.state import FinalCall, Finalist, TrialRow, Verdict
-from tools.records import Mode, Status
+from tools.records import Mode, Outcome, ProfileResult, SanitizeResult, Status, TimingResult, VerifyResult
 
 #: Rejections per layout, in units of top_k, after which the finish looks no further: sanitize takes seconds each.
 REJECTIONS_PER_PLACE = 4
@@ -67,6 +67,13 @@ def judge(
     return [_barred(f, barred(f["key"])) if f["stage"] == "profile" and not f["missed"] else f for f in advanced]
 
 
+#: What a finalist goes through, in this order, and what each tool answers with.
+STAGES: dict[str, type[Outcome]] = {
+    "verify": VerifyResult,
+    "sanitize": SanitizeResult,
+    "time": TimingResult,
+    "profile": ProfileResult,
+}
 _NEXT = {"verify": "sanitize", "sanitize": "time", "time": "profile", "profile": "done"}
 
 

@@ -6,28 +6,18 @@ from typing import Any
 
 from agent.deps import Deps
 from agent.files import write_atomic
-from agent.finish import candidates, judge, next_measures, pull
+from agent.finish import STAGES, candidates, judge, next_measures, pull
 from agent.state import FinalCall, Finalist, MeasureInput, SessionState, Spent, Verdict
 from agent.summary import Entry, References, Summary, entry, summarise
 from memory.answer_ids import final_id
 from policy.pricing import price_of
 from tools.records import (
     Outcome,
-    ProfileResult,
-    SanitizeResult,
     TimingResult,
     Variant,
-    VerifyResult,
 )
 
 Update = dict[str, Any]
-
-_RECORDS: dict[str, type[Outcome]] = {
-    "verify": VerifyResult,
-    "sanitize": SanitizeResult,
-    "time": TimingResult,
-    "profile": ProfileResult,
-}
 
 
 class FinishNodes:
@@ -146,7 +136,7 @@ class FinishNodes:
 
     def _final(self, key: str, tool: str, mode: str | None) -> Outcome | None:
         payload = self._deps.store.get(self._final_id(key, tool, mode))
-        return _RECORDS[tool].from_json(payload) if payload is not None else None
+        return STAGES[tool].from_json(payload) if payload is not None else None
 
     def _final_id(self, key: str, tool: str, mode: str | None) -> str:
         return final_id(self._deps.session_id, key, tool, mode)

@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from agent import session as sessions
 from agent.errors import AgentError, UsageError
-from agent.finish import admitted
+from agent.finish import STAGES, admitted
 from agent.session import CHECKPOINTS, SessionConfig
 from agent.state import Finalist, SessionState
 from inspection.answers import View
@@ -30,22 +30,11 @@ from tools.gate import Toolbox
 from tools.records import (
     DeviceInfo,
     Family,
-    Outcome,
-    ProfileResult,
-    SanitizeResult,
-    TimingResult,
     Trajectory,
     Variant,
-    VerifyResult,
 )
 
 LOG_TAIL_BYTES = 1 << 16
-_FINISH: dict[str, type[Outcome]] = {
-    "verify": VerifyResult,
-    "sanitize": SanitizeResult,
-    "time": TimingResult,
-    "profile": ProfileResult,
-}
 
 
 @dataclass(frozen=True)
@@ -168,7 +157,7 @@ class Reader:
         return ranked, found
 
     def _measured(self, key: str, last: TraceStep | None) -> Iterator[TraceStep]:
-        for tool, record in _FINISH.items():
+        for tool, record in STAGES.items():
             for mode in self.config.settings.session.modes if tool == "time" else (None,):
                 payload = self.store.get(final_id(self.config.session_id, key, tool, mode)) if self.store else None
                 if payload is not None:

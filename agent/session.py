@@ -37,10 +37,10 @@ from agent.errors import SessionError, UsageError, refusal
 from agent.files import read_text, write_atomic
 from agent.progress import Event, Observer, silent
 from agent.summary import Summary
-from policy.tool_schemas import first_error
 from tools.device import Device
 from tools.records import DeviceInfo
 from tools.revision import commit
+from tools.validation import first_error
 
 if TYPE_CHECKING:
     from memory.store import Store

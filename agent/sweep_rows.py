@@ -103,7 +103,7 @@ class SweepRow(Record):
 
 def config_id(settings: Settings, families: Mapping[str, Family]) -> str:
     policy = settings.policy
-    is_search = policy.name in ("search", "random")
+    is_search = settings.is_search
     chosen: dict[str, Any] = {
         "session": settings.session.model_dump(mode="json", include=set(_SESSION)),
         "budget": settings.budget.model_dump(mode="json"),

@@ -10,6 +10,8 @@ from policy.base_model import BaseSettings
 from policy.endpoints import check_url
 
 PolicyName = Literal["search", "random", "anthropic", "openai", "local"]
+#: Those that are no model.
+SEARCHES = frozenset({"search", "random"})
 #: Evaluations of one rollout of the local policy: as many as it was trained on.
 LOCAL_QUOTA = 4
 

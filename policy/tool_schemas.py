@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from policy.base import ToolSchema
 from tools.records import BLayout, Depth, LaunchSpec, Mode, ToolCall
-from tools.validation import first_error as first_error  # kept importable from here
+from tools.validation import first_error
 
 #: Models often quote the key they were shown, so whitespace is stripped.
 Key = Annotated[str, Field(min_length=1, description="The key that compile or evaluate answered with.")]

@@ -20,6 +20,7 @@ from memory.store import Store
 from policy.base import ToolSchema
 from policy.compact import PROMPT_VERSION, compact_prompt, compact_steps, compact_tools
 from policy.redacting import Secrets
+from policy.settings import SEARCHES
 from policy.tool_schemas import SEARCH_DOCS, tool_schemas
 from tools.records import BaselineResult, DeviceInfo, Status, Step, ToolCall, Trajectory, content_hash
 from training.rows import PromptMessage, Provenance, RewardParts, Row, RowCall, RowStatus, RowTokens, Turn
@@ -28,7 +29,6 @@ from training.splits import split_of
 
 #: How the label of a replay device begins (tools/replay.py).
 REPLAYED = "replayed from "
-SEARCHES = frozenset({"search", "random"})
 LOCAL = "local"
 
 

@@ -5,49 +5,24 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from policy.base_model import Base, load_base
+from policy.base_model import Base
 from training.errors import TrainingError
 from training.folder import RunFolder
-from training.loop import (
-    Job,
-    Result,
-    arguments,
-    asked,
-    check_installed,
-    finished,
-    is_main_process,
-    quiet_libraries,
-    run,
-    trainable,
-    wait_for_all,
-)
-from training.rows import Row, read_rows
+from training.loop import Job, Result, arguments, in_folder, reasons, run, trainable
+from training.rows import Row
 from training.samples import Sample, advantages, grouped, in_split, one_temperature, samples_of
 from training.settings import GrpoSettings
-from training.sft import reasons
 
 
 def train_grpo(job: Job) -> Result:
     """Raises TrainingError, TrainingStopped, ModelError. The same call goes on where a stopped one was."""
-    rows = read_rows(job.rows)
-    check_installed()
-    with quiet_libraries():
-        base = load_base(job.settings.base, job.home)
-        folder = RunFolder(job.out)
-        with folder.locked() if is_main_process() else nullcontext():
-            return _in_folder(job, base, folder, rows)
+    return in_folder(job, _train)
 
 
-def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
-    if is_main_process():
-        folder.begin(asked(job, base), job.fresh)
-    wait_for_all(job)
-    if folder.is_finished:
-        return finished(job, folder)
+def _train(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
     left_out: Counter[str] = Counter()
     samples = prepared(job, base, rows, left_out)
     if not samples:

@@ -11,20 +11,20 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from policy.base_model import CARD, Base, adapter_id, load_adapter
+from policy.base_model import CARD, Base, adapter_id, load_adapter, load_base
 from policy.compact import PROMPT_VERSION
 from tools.extras import install_command
 from tools.revision import commit
 from training.errors import TrainingError, TrainingStopped
 from training.folder import RunFolder
-from training.rows import ROW_VERSION
+from training.rows import ROW_VERSION, Row, read_rows
 from training.settings import LoopSettings, LoraSettings, TrainSettings
 
 PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
@@ -162,6 +162,26 @@ def arguments(job: Job) -> dict[str, Any]:
         "remove_unused_columns": False,
         "dataloader_num_workers": 0,
     }
+
+
+def in_folder(job: Job, train: Callable[[Job, Base, RunFolder, list[Row]], Result]) -> Result:
+    """What every training begins with: rows, base, and the folder, which one process at a time works in. One that is
+    finished answers with its result."""
+    rows = read_rows(job.rows)
+    check_installed()
+    with quiet_libraries():
+        base = load_base(job.settings.base, job.home)
+        folder = RunFolder(job.out)
+        with folder.locked() if is_main_process() else nullcontext():
+            if is_main_process():
+                folder.begin(asked(job, base), job.fresh)
+            wait_for_all(job)
+            return finished(job, folder) if folder.is_finished else train(job, base, folder, rows)
+
+
+def reasons(left_out: Mapping[str, int]) -> str:
+    """Why rows were left out, and how many."""
+    return ", ".join(f"{n} {why}" for why, n in sorted(left_out.items()) if n) or "none"
 
 
 def run(

@@ -4,48 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
-from policy.base_model import Base, load_base
+from policy.base_model import Base
 from training.errors import TrainingError
 from training.folder import RunFolder
-from training.loop import (
-    Job,
-    Result,
-    arguments,
-    asked,
-    check_installed,
-    finished,
-    is_main_process,
-    quiet_libraries,
-    run,
-    trainable,
-    wait_for_all,
-)
-from training.rows import Row, read_rows
+from training.loop import Job, Result, arguments, in_folder, reasons, run, trainable
+from training.rows import Row
 from training.samples import Sample, imitated, samples_of
 from training.settings import SftSettings
 
 
 def train_sft(job: Job) -> Result:
     """Raises TrainingError, TrainingStopped, ModelError. The same call goes on where a stopped one was."""
-    rows = read_rows(job.rows)
-    check_installed()
-    with quiet_libraries():
-        base = load_base(job.settings.base, job.home)
-        folder = RunFolder(job.out)
-        with folder.locked() if is_main_process() else nullcontext():
-            return _in_folder(job, base, folder, rows)
+    return in_folder(job, _train)
 
 
-def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
+def _train(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
     settings = job.settings.sft
-    if is_main_process():
-        folder.begin(asked(job, base), job.fresh)
-    wait_for_all(job)
-    if folder.is_finished:
-        return finished(job, folder)
     left_out: Counter[str] = Counter()
     samples = list(samples_of(imitated(rows, settings, left_out), base, settings.max_length, left_out))
     if not samples:
@@ -56,10 +32,6 @@ def _in_folder(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Resu
     return run(
         job, base, folder, lambda c: _trainer(job, base, folder, model, samples, held_out, c), len(samples), left_out
     )
-
-
-def reasons(left_out: Counter[str]) -> str:
-    return ", ".join(f"{n} {why}" for why, n in sorted(left_out.items()) if n) or "none"
 
 
 def _held_out(rows: Sequence[Row], base: Base, settings: SftSettings) -> list[Sample]:

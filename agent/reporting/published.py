@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from agent.errors import UsageError
 from agent.files import read_text
 from agent.reporting.model import KnownPeaks, Peaks, PublishedWork
-from policy.tool_schemas import first_error
 from tools.paths import configs_dir
+from tools.validation import first_error
 
 
 def load_published(path: Path | None = None) -> PublishedWork:

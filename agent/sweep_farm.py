@@ -13,6 +13,7 @@ import os
 import queue
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -270,14 +271,20 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
 
 
 def _start_resource_tracker() -> None:
-    """The tracker that multiprocessing starts ignores ctrl-C and SIGTERM, but the end of a terminal takes it before
-    its clients, and its successor shows a traceback for each thing that it has never heard of."""
+    """Before multiprocessing does it, in a way that the user never hears of it.
+
+    It ignores ctrl-C and SIGTERM, but the end of a terminal takes it before its clients, and its successor shows a
+    traceback for each thing that it has never heard of. And Dask's threads are cut off by our exit, now and then
+    between removing a semaphore and saying so, which the tracker, having tidied up, would warn of.
+    """
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which it inherits
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # likewise
     try:
         resource_tracker.ensure_running()
     finally:
+        sys.warnoptions.pop()
         signal.signal(signal.SIGHUP, before)
 
 

@@ -245,6 +245,18 @@ def test_a_quiet_sweep_says_that_it_was_interrupted(tmp_path: Path) -> None:
     assert said == "interrupted; nothing is lost: the same command goes on\n"
 
 
+def test_what_our_exit_cut_off_is_tidied_up_in_silence() -> None:
+    code = (
+        "from agent.sweep_farm import _start_resource_tracker\n_start_resource_tracker()\n"
+        "from multiprocessing import resource_tracker\n"
+        "resource_tracker.register('/mp-removed-already', 'semaphore')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60, check=True
+    )
+    assert done.stderr == ""
+
+
 def test_a_csv_that_is_a_device_stays_one(tmp_path: Path, recording: Path) -> None:
     more = (
         "--device",

@@ -27,6 +27,18 @@ def test_interval_covers_the_truth_about_95_percent_of_the_time() -> None:
     assert 175 <= covered <= 200
 
 
+@pytest.mark.parametrize("n", [2, 3, 5, 11, 16, 60, 511, 512])
+def test_intervals_are_those_of_plain_medians_bit_for_bit(n: int) -> None:
+    rng = np.random.default_rng(n)
+    for digits in (6, 1):  # and with many equal samples
+        own, ref = rng.normal(10, 1, n).round(digits), rng.normal(11, 1, n).round(digits)
+        picks = np.random.default_rng(0).integers(0, n, (2000, n))
+        ratios = np.median(ref[picks], axis=1) / np.median(own[picks], axis=1)
+        low, high = np.percentile(ratios, (2.5, 97.5))
+        r = paired_ratio(own, ref)
+        assert (r.lo, r.hi) == (min(low, r.ratio), max(high, r.ratio))
+
+
 def test_a_zero_time_cannot_enter() -> None:
     with pytest.raises(ValueError, match="zero or negative"):
         paired_ratio(np.array([1.0, 0.0]), np.array([1.0, 1.0]))

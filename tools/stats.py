@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,21 +34,45 @@ def paired_ratio(
         raise ValueError(f"need equally many samples, at least 2; got {candidate_us.size} and {reference_us.size}")
     if not (np.all(candidate_us > 0) and np.all(reference_us > 0)):
         raise ValueError("a sample is zero or negative: the clock did not see the kernel")
-    rng = np.random.default_rng(seed)
     time_us, ref_us = float(np.median(candidate_us)), float(np.median(reference_us))
     n = candidate_us.size
     if n <= _FEW:
-        picks = rng.integers(0, n, (resamples, n))
-        ratios = np.median(reference_us[picks], axis=1) / np.median(candidate_us[picks], axis=1)
+        times = _times_picked(n, resamples, seed)
+        ratios = _medians(reference_us, times) / _medians(candidate_us, times)
     else:
+        rng = np.random.default_rng(seed)
         medians = [_Medians(reference_us), _Medians(candidate_us)]
         ratios = np.empty(resamples)
         for i in range(resamples):
-            times = np.bincount(rng.integers(0, n, n), minlength=n)
-            ratios[i] = medians[0].of(times) / medians[1].of(times)
+            picked = np.bincount(rng.integers(0, n, n), minlength=n)
+            ratios[i] = medians[0].of(picked) / medians[1].of(picked)
     lo, hi = np.percentile(ratios, (2.5, 97.5))
     ratio = ref_us / time_us
     return PairedRatio(ratio, min(float(lo), ratio), max(float(hi), ratio), time_us, ref_us)
+
+
+@lru_cache(maxsize=32)
+def _times_picked(n: int, resamples: int, seed: int) -> NDArray[np.uint16]:
+    """n x resamples: how often each resample holds each sample. The same for every run of so many samples."""
+    picks = np.random.default_rng(seed).integers(0, n, (resamples, n))
+    numbered = picks + n * np.arange(resamples)[:, None]
+    found = np.bincount(numbered.ravel(), minlength=n * resamples).reshape(resamples, n)
+    times = np.ascontiguousarray(found.T, dtype=np.uint16)
+    times.flags.writeable = False  # it is kept
+    return times
+
+
+def _medians(values: NDArray[np.float64], times: NDArray[np.uint16]) -> NDArray[np.float64]:
+    """Of every resample, bit for bit what ``np.median`` makes of it, in a sixth of the time: a final timing takes up to
+    eight intervals, which cost more than the timing itself."""
+    order = np.argsort(values)
+    ranked = values[order]
+    ranks = np.cumsum(times[order], axis=0, dtype=np.uint16)
+    low = ranked[(ranks <= (values.size - 1) // 2).sum(axis=0)]
+    if values.size % 2:
+        return low
+    middle: NDArray[np.float64] = (low + ranked[(ranks <= values.size // 2).sum(axis=0)]) / 2
+    return middle
 
 
 class _Medians:

@@ -68,10 +68,9 @@ def _medians(values: NDArray[np.float64], times: NDArray[np.uint16]) -> NDArray[
     order = np.argsort(values)
     ranked = values[order]
     ranks = np.cumsum(times[order], axis=0, dtype=np.uint16)
-    low = ranked[(ranks <= (values.size - 1) // 2).sum(axis=0)]
-    if values.size % 2:
-        return low
-    middle: NDArray[np.float64] = (low + ranked[(ranks <= values.size // 2).sum(axis=0)]) / 2
+    middle: NDArray[np.float64] = ranked[(ranks <= (values.size - 1) // 2).sum(axis=0)]
+    if values.size % 2 == 0:
+        middle = (middle + ranked[(ranks <= values.size // 2).sum(axis=0)]) / 2
     return middle
 
 

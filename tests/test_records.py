@@ -470,7 +470,22 @@ def test_shapes(text: str, shape: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "64", "64,64", "1,2,3,4", "0,1,1", "-1,2,3", "a,b,c", "1.5,2,3", "1,,2", "2147483648,1,1"]
+    "text",
+    [
+        "",
+        "64",
+        "64,64",
+        "1,2,3,4",
+        "0,1,1",
+        "-1,2,3",
+        "a,b,c",
+        "1.5,2,3",
+        "1,,2",
+        "2147483648,1,1",
+        "64_0,1,1",
+        "٦٤,1,1",
+        "9" * 5000 + ",1,1",
+    ],
 )
 def test_bad_shapes_are_one_sentence(text: str) -> None:
     with pytest.raises(ShapeError) as caught:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import Literal
 
 from tools.records import Task, TensorSpec
@@ -18,11 +19,9 @@ class ShapeError(ValueError):
 def parse_shape(text: str) -> tuple[int, int, int]:
     """``"4096,4096,64"`` (or with x) → (M, N, K). Raises ShapeError with one sentence."""
     parts = text.lower().replace("x", ",").split(",")
-    try:
-        dims = tuple(int(p) for p in parts)
-    except ValueError:
-        dims = ()
-    if len(dims) != 3 or any(d < 1 for d in dims):
+    # Not whatever int() takes: to it "64_0" is 640.
+    dims = tuple(int(p) for p in parts if re.fullmatch(r"\s*[0-9]{1,18}\s*", p, re.ASCII))
+    if not len(dims) == len(parts) == 3 or any(d < 1 for d in dims):
         raise ShapeError(f"'{text}' is not a shape: give three positive integers M,N,K, for example 4096,4096,64")
     if any(d > 2**31 - 1 for d in dims):
         raise ShapeError(f"'{text}' has a dimension over 2^31 - 1, which no kernel here can index")

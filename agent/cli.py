@@ -22,6 +22,7 @@ from agent.edge import complain, guarded, leave_with, sentence
 from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, Stopped, UsageError
 from agent.evaluate_cli import evaluate_policy
 from agent.export_cli import export_trajectories
+from agent.export_record_cli import export_record
 from agent.model_cli import app as model_app
 from agent.report_cli import report
 from agent.sweep_cli import sweep
@@ -276,6 +277,7 @@ app.command()(ui)
 app.add_typer(model_app, name="model")
 app.command()(docs)
 app.command()(export_trajectories)
+app.command()(export_record)
 app.command()(evaluate_policy)
 app.add_typer(train_app, name="train")
 app.add_typer(index_app, name="index")

@@ -64,6 +64,8 @@ SCHEMA = (
     "CREATE TABLE baselines (task INTEGER, mode INTEGER, budget INTEGER, data BLOB NOT NULL, "
     "PRIMARY KEY (task, mode, budget)) WITHOUT ROWID",
 )
+#: Of raw sources; a file without any has no such table. ``data``: zlib of the variant's JSON.
+SOURCES = "CREATE TABLE IF NOT EXISTS sources (plan INTEGER PRIMARY KEY, data BLOB NOT NULL)"
 _TABLES = frozenset({"meta", "texts", "tasks", "plans", "compiles", "verifies", "timings"})
 
 
@@ -129,6 +131,15 @@ class Records:
         """Plans of families; raw sources, which have none, are left out."""
         rows = self._all("SELECT family, revision, b_layout, knobs FROM plans WHERE family IS NOT NULL ORDER BY id")
         return [Plan(family=f, revision=r, b_layout=b, knobs=json.loads(k)) for f, r, b, k in rows]
+
+    def sources(self) -> dict[str, Variant]:
+        """Raw sources by their key. Families have those of plans."""
+        if not self._all("SELECT 1 FROM sqlite_master WHERE name = 'sources'"):
+            return {}
+        found = (
+            Variant.from_json(unpack_json(data)) for (data,) in self._all("SELECT data FROM sources ORDER BY plan")
+        )
+        return {variant.key: variant for variant in found}
 
     def knows_plan(self, key: str) -> bool:
         return key in self._plans

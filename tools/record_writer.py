@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from tools.device import DeviceBroken
 from tools.record_codec import pack_json, pack_quick, pack_timing
-from tools.record_file import DEPTHS, SCHEMA, SCHEMA_VERSION, Provenance, Records, broken, changed_source
+from tools.record_file import DEPTHS, SCHEMA, SCHEMA_VERSION, SOURCES, Provenance, Records, broken, changed_source
 from tools.records import (
     BUDGETS,
     MODES,
@@ -39,10 +39,12 @@ class RecordWriter(Records):
     another device, driver, library or protocol.
     """
 
-    def __init__(self, path: Path, device: DeviceInfo) -> None:
+    def __init__(self, path: Path, device: DeviceInfo, measured_on: str | None = None) -> None:
+        """``measured_on`` (UTC, ISO 8601): where that was earlier than now; the file keeps the latest it is told."""
+        self._measured_on = measured_on
         with broken(path):
             if not path.exists() or path.stat().st_size == 0:
-                _create(path, device)
+                _create(path, device, measured_on or _now())
             db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
         try:
             super().__init__(db, path)
@@ -93,8 +95,8 @@ class RecordWriter(Records):
     def commit(self) -> None:
         with self._lock, self._errors():
             if self._db.in_transaction:
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('recorded_on', ?)", (now,))
+                when = max(self._measured_on, self._meta["recorded_on"]) if self._measured_on else _now()
+                self._db.execute("INSERT OR REPLACE INTO meta VALUES ('recorded_on', ?)", (when,))
                 self._db.execute("COMMIT")
 
     def compact(self) -> None:
@@ -125,9 +127,10 @@ class RecordWriter(Records):
         return not with_profile or best is None or self.profiled(best, task.task_id) is not None
 
     def put_compile(self, variant: Variant, result: CompileResult) -> None:
-        """Without its log, which is long and says nothing that the other fields do not."""
+        """Without its log, which is long and says nothing that the other fields do not; but of a raw source that failed
+        it says what to repair."""
         if result.lasting:
-            kept = result.model_copy(update={"log": ""})
+            kept = result if variant.plan is None and not result.ok else result.model_copy(update={"log": ""})
             self._write("INSERT OR IGNORE INTO compiles VALUES (?, ?)", self._add_plan(variant), pack_json(kept))
 
     def put_sanitize(self, variant: Variant, result: SanitizeResult) -> None:
@@ -175,6 +178,9 @@ class RecordWriter(Records):
             "INSERT INTO plans (plan_id, family, revision, b_layout, knobs, content) VALUES (?, ?, ?, ?, ?, ?)",
             *(variant.key, *family, variant.b_layout, knobs, variant.content_id),
         )
+        if plan is None:
+            self._write(SOURCES)
+            self._write("INSERT OR IGNORE INTO sources VALUES (?, ?)", number, pack_json(variant))
         self._contents[variant.key] = variant.content_id
         self._plans[variant.key] = (number, variant.b_layout)
         return number
@@ -208,7 +214,11 @@ def _merged(known: SanitizeResult | None, new: SanitizeResult) -> SanitizeResult
     return known.model_copy(update={"checks": (*known.checks, *more)})
 
 
-def _create(path: Path, device: DeviceInfo) -> None:
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _create(path: Path, device: DeviceInfo, recorded_on: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     db = sqlite3.connect(path, isolation_level=None)
     try:
@@ -219,7 +229,7 @@ def _create(path: Path, device: DeviceInfo) -> None:
             "schema_version": str(SCHEMA_VERSION),
             "protocol_version": str(PROTOCOL_VERSION),
             "device": device.to_json(),
-            "recorded_on": datetime.now(UTC).isoformat(timespec="seconds"),
+            "recorded_on": recorded_on,
         }
         db.executemany("INSERT INTO meta VALUES (?, ?)", facts.items())
         db.executemany("INSERT INTO texts (text) VALUES (?)", [(reference,) for reference in REFERENCES])

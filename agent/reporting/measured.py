@@ -40,7 +40,7 @@ class Measured:
     compiled: Mapping[str, CompileResult]
     profiles: Mapping[At, ProfileResult]
     plans: Mapping[str, Plan]
-    variants: Mapping[str, Variant]  # with their sources; a record file has none
+    variants: Mapping[str, Variant]  # with their sources; a record file has those of no plans
     tallies: tuple[Tally, ...]
     facts: tuple[tuple[str, str], ...]  # where the numbers are from, for people
     timing_failed: frozenset[At] = frozenset()  # in any mode at any budget

@@ -142,7 +142,7 @@ def _read_records(records: Records) -> Measured:
         compiled=_known({key: records.compiled(key) for key in keys}),
         profiles=_known({at: records.profiled(at[1], at[0]) for at in timings}),
         plans={plan.plan_id: plan for plan in records.plans()},
-        variants={},
+        variants={key: variant for key, variant in records.sources().items() if key in keys},
         tallies=tuple(records.tallies()),
         facts=(
             *_file_facts(records.path, "record file"),

@@ -230,7 +230,8 @@ def best_so_far(view: View) -> Best:
     if winner is not None:
         gate = _measured(trace, winner.key, ("verify", "sanitize", "time"), "finish")
         ratio = f" at {winner.ratio:.3f}x, offline, final budget" if winner.ratio is not None else ""
-        text = f"{one_line(winner.label)} ({winner.key}) passed the whole gate{ratio}."
+        name = winner.label if winner.key in winner.label else f"{winner.label} ({winner.key})"
+        text = f"{one_line(name, 240)} passed the whole gate{ratio}."
         claims.append(Claim(text=text, steps=gate))
     return Best(points=tuple(points), winner=winner.key if winner else None, claims=tuple(claims))
 

@@ -88,15 +88,21 @@ def step_lines(step: TraceStep) -> list[str]:
 
 def pretty(text_of_answer: str) -> str:
     """JSON with a line a field, anything else as it is."""
-    try:
-        found: Any = json.loads(text_of_answer)
-    except (ValueError, RecursionError):
-        return text_of_answer
-    if not isinstance(found, dict):
+    found = fields(text_of_answer)
+    if found is None:
         return text_of_answer
     return "\n".join(
         f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in found.items()
     )
+
+
+def fields(text_of_answer: str) -> dict[str, Any] | None:
+    """Of an answer that is a JSON object; None for any other."""
+    try:
+        found: Any = json.loads(text_of_answer)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def profile_lines(found: Profiles) -> list[str]:

@@ -123,7 +123,8 @@ class _Known(dict[str, str]):
 
 
 def _filled(text: str, facts: Mapping[str, str]) -> str:
-    return string.Template(text).substitute(_Known(facts)).strip()
+    """YAML's folding leaves one line break between paragraphs."""
+    return string.Template(text.replace("\n", "\n\n")).substitute(_Known(facts)).strip()
 
 
 # --- the server -------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def record(out: Path, home: Path, session: str, live: Live, commit: str = "") ->
     return 1 if wrong else 0
 
 
-def play(out: Path, home: Path, conversation: Conversation) -> dict[str, Any]:
+def play(out: Path, home: Path, conversation: Conversation, session: str = "replayed") -> dict[str, Any]:
     """The trace of the same conversation on the record."""
     from agent import session as sessions
     from agent.devices import open_device
@@ -84,11 +84,11 @@ def play(out: Path, home: Path, conversation: Conversation) -> dict[str, Any]:
     with serving(conversation) as url:
         device = open_device(f"replay:{out}")
         try:
-            config = sessions.create(home, settings(conversation, url), "replayed", f"replay:{out}", device.info)
+            config = sessions.create(home, settings(conversation, url), session, f"replay:{out}", device.info)
             sessions.run(home, config, {}, device=device)
         finally:
             device.close()
-    return trace(home, "replayed")
+    return trace(home, session)
 
 
 def settings(conversation: Conversation, url: str) -> Any:

@@ -24,9 +24,10 @@ from fakes import ScriptedDevice
 from simulated_gpu import honest, simulated_worker, store, words
 
 from agent import session as sessions
+from agent.session_record import export_record
 from agent.summary import Summary
-from scripts.scripted_model import Conversation
-from scripts.source_session import settings
+from scripts.scripted_model import Conversation, serving
+from scripts.source_session import OUT, settings
 from tools.records import (
     CompileResult,
     Depth,
@@ -116,6 +117,16 @@ def run_session(home: Path, name: str, url: str) -> Summary:
     else:
         config = sessions.create(home, settings(conversation(), url), name, "cuda:0", device.info)
     return sessions.run(home, config, {}, device=device)
+
+
+def record_to_play(folder: Path) -> Path:
+    """Of a real GPU where there is one; else of the simulated one, made in ``folder``."""
+    if OUT.is_file():
+        return OUT
+    with serving(conversation()) as url:
+        run_session(folder, "live", url)
+    export_record(folder, "live", folder / "record.sqlite")
+    return folder / "record.sqlite"
 
 
 def compile_all() -> dict[str, Any]:

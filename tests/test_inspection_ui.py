@@ -20,10 +20,13 @@ from inspection_kit import ATTACK, go_on, make_session
 from policy_kit import base_url, message, serve
 from pytest_httpserver import HTTPServer
 from records_kit import ROOT, agent, environment
+from source_session_kit import conversation, record_to_play
 from werkzeug import Response
 
+from agent.ui.html import answer_html
 from agent.ui.messages import EVERYTHING, part_with, parts
 from inspection.trace import TraceStep
+from scripts.source_session import play
 
 BROWSER = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
 needs_ui = pytest.mark.skipif(importlib.util.find_spec("gradio") is None, reason="needs the extra: pip install .[ui]")
@@ -68,6 +71,26 @@ def test_parts_hold_every_step_once_and_no_more_than_a_browser_can_show(count: i
     assert set(found) - {EVERYTHING} <= set(grown), "names stay"
 
 
+def test_an_answer_is_a_table_that_nothing_in_it_breaks_out_of() -> None:
+    def answer(text: str) -> str:
+        return answer_html(TraceStep(step_id="0.2.0", kind="call", status="ok", text=text))
+
+    found = answer(
+        json.dumps({
+            "errors": f"a.cu(1): {ATTACK}\n  ^",
+            "detail": ATTACK,
+            ATTACK: [ATTACK, {"tier": ATTACK, "of": 3}],
+            "metrics": {"waves": 0.12, ATTACK: 2},
+            "none": [],
+        })
+    )  # fmt: skip
+    assert "<script" not in found and "<img" not in found and found.count("&lt;script&gt;") == 6
+    assert "<td>waves</td><td>0.12</td>" in found and ", of 3</div>" in found
+    assert found.count("\n") == 0, "one block of HTML on one line: the chat component reads no Markdown in it"
+    for other in ("plain & simple", "[1, 2]", '"x"', "{", "9" * 5000):
+        assert answer(other).startswith("<pre") and "<table" not in answer(other)
+
+
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +99,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("home")
     make_session(home)
     make_session(home, "live", stop_after=3)
+    play(record_to_play(tmp_path_factory.mktemp("record")), home, conversation(), "sources")
     config = home / "sessions" / "newer" / "config.json"
     config.parent.mkdir()
     config.write_text(json.dumps({"version": 99}))
@@ -188,6 +212,55 @@ def test_open_click_a_step_see_the_diff_compare_ask(
     page.locator("#talk a.step", has_text="0.2.0").last.click()
     page.wait_for_selector("#panel h3:has-text('0.2.0 evaluate_source')")
     assert not outside.exists(), outside.read_text()
+
+
+@needs_ui
+@needs_browser
+def test_sources_of_a_policy_s_own_from_the_compile_error_to_the_faster_one(
+    page: Any, url: str, tmp_path: Path
+) -> None:
+    def open_step(title: str) -> str:
+        page.get_by_text(title).first.click()
+        page.wait_for_selector(f"#panel h3:has-text('{title.split()[0]}')")
+        return str(page.inner_text("#panel"))
+
+    page.goto(f"{url}?session=sources")
+    found = open_step("0.2.0 evaluate_source")
+    assert "rejected: compile_error" in found and 'error: identifier "PITCH" is undefined' in found
+    shot(page, "sources-compile-error", tmp_path)
+    found = open_step("0.5.0 evaluate_source")
+    assert "rejected: wrong_result" in found and "65536 outputs are wrong" in found
+    assert page.locator("#panel pre.diff .del").inner_text().startswith("-constexpr int PAD")
+    assert page.locator("#panel pre.diff .add").inner_text().startswith("+constexpr int PITCH")
+    shot(page, "sources-wrong-result", tmp_path)
+    found = open_step("0.8.0 evaluate_source")
+    assert "best so far" in found and "lines added 4, removed 0" in found
+    assert "interval_95" in page.inner_text("#panel table.answer")
+    shot(page, "sources-right", tmp_path)
+    open_step("0.10.0 profile")
+    assert "time_us" in page.inner_text("#panel table.answer table.numbers >> nth=0")
+    assert page.locator("#panel table.answer tr:has(th:text-is('limits')) .field").count() == 3, "a line a sentence"
+    shot(page, "sources-profile", tmp_path)
+    assert "eight rounds of fetch, barrier, multiply, barrier" in open_step("0.12 reasoning")
+    found = open_step("0.12.0 evaluate_source")
+    assert "best so far" in found and "faster than" in found
+    page.locator("#panel pre.diff .add", has_text="__ldg").wait_for()
+    shot(page, "sources-faster", tmp_path)
+
+    page.get_by_role("tab", name="Compare").click()
+    page.wait_for_selector("#profiles table.profiles td:has-text('tensor_pipe_pct')")
+    assert page.input_value("#variant-a input").startswith("0.8.0  ")
+    assert page.input_value("#variant-b input").startswith("0.12.0  ")
+    shot(page, "sources-compare", tmp_path)
+    page.get_by_role("tab", name="Best so far").click()
+    page.wait_for_selector("#curve .main-svg .scatterlayer .trace")
+    assert page.locator("#curve .xtick text").all_text_contents() == ["1", "2", "3", "4"]
+    claims = page.inner_text("#claims")
+    assert "after 3 variants" in claims and "after 4 variants" in claims and "passed the whole gate" in claims
+    shot(page, "sources-best", tmp_path)
+    page.locator("#claims a.step", has_text="time.offline").click()
+    page.wait_for_selector("#panel h3:has-text('finish: time offline')")
+    assert " us" in page.inner_text("#panel .said"), "the time beside the ratio"
 
 
 @needs_ui

@@ -337,7 +337,7 @@ def _pair(trace: Trace) -> tuple[str | None, str | None]:
 def _choice(trace: Trace, key: str) -> str:
     step = trace.of_key(key)[0]
     ratio = trace.ratios.get(key)
-    return f"{f'{ratio:.3f}x' if ratio is not None else outcome(step)}  {named(step)}"
+    return f"{step.step_id}  {f'{ratio:.3f}x' if ratio is not None else outcome(step)}  {named(step)}"
 
 
 def _names(home: Path) -> list[str]:

@@ -56,6 +56,8 @@ def best_curve(trace: Trace) -> Any:
             text=[_text(winner.label)],
             hovertemplate="%{text}<br>%{y:.3f}x<extra></extra>",
         )
+    if trials and trials[-1].evaluated <= 12:  # no ticks between whole numbers
+        figure.update_xaxes(dtick=1)
     figure.add_hline(y=1.0, line={"color": "#000000", "dash": "dot", "width": 1})
     figure.update_layout(
         template="plotly_white",

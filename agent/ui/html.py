@@ -7,15 +7,16 @@ nothing in it is read as Markdown.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 from urllib.parse import quote
 
 from agent.inspecting import Listed
 from inspection.answers import Best, Claim, Diff, Finding, Profiles, Rejection, StepShown, Timeline, VariantShown
-from inspection.rendering import SOURCE_FIELD, number, pretty
+from inspection.rendering import SOURCE_FIELD, fields, number
 from inspection.trace import Trace, TraceStep
-from inspection.words import heading, title
+from inspection.words import heading, outcome, title
 from memory.contrast_budget import one_line, plain, source_lines
 
 MAX_CHARS = 200_000
@@ -68,7 +69,7 @@ def call_html(step: TraceStep) -> str:
     if isinstance(source, str):
         parts.append(code(source))
     if arguments:
-        parts.append(block(json.dumps(_tidy(arguments), indent=1)))
+        parts.append(block(_json(_tidy(arguments))))
     if step.malformed:
         parts.append(said(f"The call could not be read: {step.malformed}", "bad"))
     return "".join(parts) or said("(no arguments)")
@@ -76,13 +77,49 @@ def call_html(step: TraceStep) -> str:
 
 def answer_html(step: TraceStep) -> str:
     if step.kind == "finish":
-        return said(step.detail or "ok")
-    return block(pretty(step.text)) if step.text else said("No answer yet.")
+        time = f", {step.time_us:.3f} us" if step.time_us is not None else ""
+        return said(f"{outcome(step)}{time}" if step.ratio is not None else step.detail or "ok")
+    if not step.text:
+        return said("No answer yet.")
+    found = fields(step.text)
+    return block(step.text) if found is None else fields_html(found)
+
+
+def fields_html(found: Mapping[str, Any]) -> str:
+    """A tool's answer as a table, a field a row: sentences wrap, lists have a line an entry, numbers are in columns."""
+    rows = (f"<tr><th>{escape(one_line(name, 60))}</th><td>{_value(one)}</td></tr>" for name, one in found.items())
+    return f'<table class="answer">{"".join(rows)}</table>'
+
+
+def _value(value: object) -> str:
+    if isinstance(value, str):
+        return block(value) if "\n" in value.strip() else said(value, "field")
+    if isinstance(value, dict) and value and not any(isinstance(one, (dict, list, str)) for one in value.values()):
+        cells = (
+            f"<td>{escape(one_line(str(name), 60))}</td><td>{escape(_scalar(v))}</td>" for name, v in value.items()
+        )
+        return f'<table class="numbers">{"".join(f"<tr>{cell}</tr>" for cell in cells)}</table>'
+    if isinstance(value, list) and any(isinstance(one, (dict, str)) for one in value):
+        return "".join(said(_entry(one), "field") for one in value)
+    return said(_scalar(value), "field")
+
+
+def _entry(value: object) -> str:
+    """One of a list, in a line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_scalar(one)}" for name, one in value.items())
+    return _scalar(value)
+
+
+def _scalar(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def step_html(trace: Trace, step: TraceStep, change: Diff | None = None) -> str:
     """All of one step; with the difference to the variant before it, where there is one."""
-    parts = [f"<h3>{link(trace.session_id, step.step_id)} {escape(one_line(title(step), 300))}</h3>"]
+    # What a policy said comes below, whole.
+    about = title(step).partition(": ")[0] if step.kind == "assistant" else title(step)
+    parts = [f"<h3>{link(trace.session_id, step.step_id)} {escape(one_line(about, 300))}</h3>"]
     if step.reasoning:
         parts += ["<h4>Reasoning</h4>", said(step.reasoning)]
     if step.kind in ("system", "user", "assistant") and step.text:
@@ -114,7 +151,7 @@ def finding_html(trace: Trace, finding: Finding) -> str:
         case VariantShown():
             launch = finding.variant.launch.model_dump(mode="json", exclude_defaults=True)
             body = claims_html(finding.claims, where) + code(finding.variant.source)
-            body += block(json.dumps(_tidy(launch), indent=1))
+            body += block(_json(_tidy(launch)))
         case Rejection():
             body = claims_html(finding.claims, where) + (block("\n".join(finding.log)) if finding.log else "")
         case Timeline() | Best() | _:
@@ -201,6 +238,19 @@ def _tidy(value: object) -> object:
     return [_tidy(one) for one in value] if isinstance(value, list) else value
 
 
+def _json(value: object, indent: str = "") -> str:
+    """As JSON; a list of plain values is one line."""
+    deeper = indent + " "
+    if isinstance(value, dict) and value:
+        inside = [f"{deeper}{json.dumps(name)}: {_json(one, deeper)}" for name, one in value.items()]
+    elif isinstance(value, list) and any(isinstance(one, (dict, list)) for one in value):
+        inside = [f"{deeper}{_json(one, deeper)}" for one in value]
+    else:
+        return json.dumps(value)
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return "\n".join([first, ",\n".join(inside), indent + last])
+
+
 def _line(line: str) -> str:
     return plain(line).replace("\n", " ")
 
@@ -218,7 +268,7 @@ def _breaks(html: str) -> str:
 
 
 _STYLE = """
-.said, .bad { white-space: pre-wrap; overflow-wrap: anywhere; }
+.said, .bad, .field { white-space: pre-wrap; overflow-wrap: anywhere; }
 .bad { color: #b00020; }
 .quiet { color: #555; margin: 0; }
 .heading h2 { margin: 0; }
@@ -231,11 +281,22 @@ ul.claims li, ul.sessions li { overflow-wrap: anywhere; }
 ul.sessions { list-style: none; padding: 0; margin: 0; }
 ul.sessions li { padding: 4px 6px; border-left: 3px solid transparent; }
 ul.sessions li.chosen { border-color: #0072B2; background: #eef5fa; color: #1f2328; }
+table.answer, table.answer table, table.answer table tr, table.answer table td { border: none !important; }
+table.answer { width: 100%; }
+table.answer th, table.answer td { vertical-align: top; padding: 3px 8px; border: none; }
+table.answer > tbody > tr { border: none !important; border-bottom: 1px solid #e5e7eb !important; }
+table.answer > tbody > tr > th { width: 1%; white-space: nowrap; text-align: left; font-weight: 600; color: #57606a; }
+table.answer > tbody > tr > td { max-width: 0; }
+table.answer pre.plain { margin: 0; }
+.field + .field { margin-top: 4px; }
+table.answer table.numbers td { padding: 0 16px 0 0; }
+table.answer table.numbers td:nth-child(2) { text-align: right; font-variant-numeric: tabular-nums; }
 table.profiles td:nth-child(n+2) { text-align: right; font-variant-numeric: tabular-nums; }
 .panel h3 { margin-top: 0; overflow-wrap: anywhere; }
 #trace .message-row, #talk .message-row { margin: 0; padding: 6px 16px; }
 #trace .message > div > div:first-child { margin: 0; }
 #trace .title, #trace .message { cursor: pointer; }
+#trace .message-content, #trace .message-content .prose { opacity: 1; }
 .icon-button-wrapper { display: none !important; }
 #goto { display: none; }
 footer { display: none !important; }

@@ -86,7 +86,7 @@ class AnthropicPolicy(HostedPolicy):
             # Tools precede the system prompt in the cached prefix, so one marker covers both.
             body["system"] = [{"type": "text", "text": system, "cache_control": _CACHE}]
         if self._settings.temperature is not None:
-            body["temperature"] = self._settings.temperature
+            body["extra_body"] = {"temperature": self._settings.temperature}  # the SDK has no argument of that name
         if self._settings.thinking is not None:
             body["thinking"] = self._settings.thinking
         if self._settings.effort is not None:

@@ -87,6 +87,12 @@ def test_plain_answer(httpserver: HTTPServer) -> None:
     assert schemas["evaluate_plan"]["required"] == ["family", "b_layout", "knobs"]
 
 
+def test_a_temperature_is_sent_although_the_sdk_has_no_argument_of_that_name(httpserver: HTTPServer) -> None:
+    bodies = serve(httpserver, answer(text("Cool."), stop="end_turn"))
+    make(httpserver, SETTINGS.model_copy(update={"temperature": 0.5})).step(request())
+    assert bodies[0]["temperature"] == 0.5
+
+
 def test_parallel_tool_calls(httpserver: HTTPServer) -> None:
     plan = {"family": "toy", "b_layout": "nk", "knobs": {"BM": 32, "BN": 32}}
     serve(httpserver, answer(text("Two."), tool_use("evaluate_plan", "t1", plan), tool_use("list_families", "t2", {})))

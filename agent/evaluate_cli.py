@@ -19,16 +19,20 @@ from agent.errors import UsageError
 
 if TYPE_CHECKING:
     from agent.config import Settings
-    from training.evaluate import Cell, Player, Shape
+    from training.evaluate import Cell, Player
+    from training.replaying import Shape
+    from training.shelf import Part, Shelf
 
-SEARCHES = ("random", "search", "model")
-PARTS = ("profiles", "exemplars")
+SEARCHES = ("random", "search", "model", "shortlist")
+#: Played where none is named; the list of the prompts is played beside language models, which are told it.
+DEFAULT = ("random", "search", "model")
 #: What decides on a local model's turns, besides the model.
 LOCAL_CODE = (
     "memory.exemplars_read",
-    *(f"policy.{name}" for name in ("chat", "compact", "grammar", "local_policy", "local_worker", "sampling")),
-    "policy.rendering",
-    "policy.tool_schemas",
+    "memory.shortlist",
+    *(f"policy.{name}" for name in ("chat", "compact", "grammar", "key_values", "local_policy", "local_worker")),
+    *(f"policy.{name}" for name in ("picking", "rendering", "sampling", "tool_schemas")),
+    "training.shelf",
 )
 #: Seconds between two lines of progress, where stderr is no terminal.
 EVERY_S = 10.0
@@ -38,7 +42,8 @@ def evaluate_policy(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="random, search, model (default: these three) or base, the base without adapter; repeatable."
+            help="random, search, model (default: these three), shortlist, or base, the base without adapter; "
+            "repeatable."
         ),
     ] = None,
     adapter: Annotated[
@@ -52,9 +57,14 @@ def evaluate_policy(
     ] = None,
     against: Annotated[str, typer.Option(metavar="NAME", help="Differences from this policy are shown.")] = "search",
     without: Annotated[
-        list[str] | None, typer.Option(metavar="PART", help="Leave profiles or exemplars out of prompts; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="PART", help="Leave exemplars, profiles or the shortlist out of prompts; repeatable."),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, max=256, help="Conversations side by side.")] = 8,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Also this policy without each of these parts, a row each; repeatable."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Conversations side by side; hundreds on a GPU.")] = 8,
     cache: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What was played (default: evaluations.jsonl in the home).")
     ] = None,
@@ -75,33 +85,28 @@ def evaluate_policy(
         from tools.families import load_families
         from tools.paths import home_dir
         from tools.replay import ReplayDevice, default_path
-        from training.evaluate import Plays, shapes_of
+        from training.evaluate import Plays
         from training.evaluate_cache import appending, read_cells
         from training.evaluate_table import lines, table
+        from training.replaying import shapes_of
+        from training.shelf import Shelf
 
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
         told_budgets, left_out = _budgets(budgets), _parts(without or [])
         names = _names(policy, adapter)
         families = load_families()
         with ExitStack() as stack:
-            players = _players(names, loaded, families, stack)
             device = ReplayDevice(source or default_path())
             stack.callback(device.close)
-            shapes = _in_split(shapes_of(device.records, families), split)
-            plays = Plays(
-                device.records,
-                families,
-                shapes,
-                told_budgets,
-                range(seeds),
-                loaded.memory,
-                loaded.policy.exemplars,
-                left_out,
-            )
+            shelf = Shelf(device.records, families)
+            players = _players(names, loaded, families, shelf, left_out, stack)
+            players = _ablated(players, ablate or [])
+            shapes = _in_split(shapes_of(shelf), split)
+            plays = Plays(shelf, families, shapes, told_budgets, range(seeds), loaded.memory, loaded.policy.exemplars)
             path = cache or home_dir() / "evaluations.jsonl"
             known = read_cells(path)
             file = stack.enter_context(appending(path))
-            progress = _Progress(len(players), quiet)
+            progress = _Progress(quiet)
 
             def tell(cell: Cell, is_new: bool) -> None:
                 if is_new:
@@ -147,16 +152,18 @@ def _each(players: list[Player], plays: Any, known: Any, batch: int, tell: Any) 
     from tools.records import content_hash
     from training.evaluate import play
 
-    for player in players:
-        if isinstance(player.policy, LocalPolicy):
-            player = replace(player, identity=content_hash([player.identity, player.policy.identity()]))
-        for cell in play([player], plays, known, batch, tell):
+    for place, player in enumerate(players):
+        policy = player.policy
+        if isinstance(policy, LocalPolicy):
+            player = replace(player, identity=content_hash([player.identity, policy.identity()]))
+        for cell in play(player, plays, known, batch, tell):
             yield player, cell
-        player.policy.close()
+        if not any(later.policy is policy for later in players[place + 1 :]):
+            policy.close()
 
 
 class _Progress:
-    def __init__(self, players: int, quiet: bool) -> None:
+    def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
         self._begun = self._last = time.monotonic()
         self._new = self._known = 0
@@ -178,7 +185,7 @@ class _Progress:
 
 def _names(policies: list[str] | None, adapters: list[str] | None) -> dict[str, str | None]:
     """Name → folder of an adapter, or None."""
-    chosen = policies if policies is not None else list(SEARCHES)
+    chosen = policies if policies is not None else list(DEFAULT)
     known = (*SEARCHES, "base")
     if unknown := [name for name in chosen if name not in known]:
         raise UsageError(
@@ -197,12 +204,19 @@ def _names(policies: list[str] | None, adapters: list[str] | None) -> dict[str, 
     return found
 
 
-def _players(names: dict[str, str | None], loaded: Settings, families: Any, stack: ExitStack) -> list[Player]:
+def _players(
+    names: dict[str, str | None],
+    loaded: Settings,
+    families: Any,
+    shelf: Shelf,
+    left_out: frozenset[Part],
+    stack: ExitStack,
+) -> list[Player]:
     from policy.search import SearchPolicy
     from policy.settings import PolicySettings
     from tools.model import held_out, load_fitted
     from tools.records import content_hash
-    from training.evaluate import ModelPolicy, Player
+    from training.evaluate import ModelPolicy, Player, ShortlistPolicy
 
     space = sorted((name, family.revision) for name, family in families.items())
     fitted = content_hash([list(map(dict, load_fitted().folds)), space])
@@ -215,11 +229,33 @@ def _players(names: dict[str, str | None], loaded: Settings, families: Any, stac
                 told = PolicySettings().model_dump(mode="json")
                 identity = content_hash([name, space, told, fitted, _code("policy.search", "tools.model")])
             case "model":
-                made, identity = ModelPolicy(families), content_hash([name, space, fitted, _code("tools.model")])
+                made, identity = ModelPolicy(shelf), content_hash([name, space, fitted, _code("tools.model")])
+            case "shortlist":
+                made = ShortlistPolicy(shelf)
+                code = _code("memory.shortlist", "tools.model", "training.shelf")
+                identity = content_hash([name, space, fitted, shelf.device.recorded_on, code])
             case _:
-                made, identity = _local(folder, loaded, families, space)
+                made, identity = _local(folder, loaded, families, [space, fitted])
         stack.callback(made.close)
-        found.append(Player(name, made, identity))
+        found.append(Player(name, made, identity, frozenset() if made.is_search else left_out))
+    return found
+
+
+def _ablated(players: list[Player], names: list[str]) -> list[Player]:
+    """Each named policy is followed by itself without one part of its prompt after the other."""
+    from training.shelf import PARTS
+
+    models = [player.name for player in players if not player.policy.is_search]
+    if unknown := [name for name in names if name not in models]:
+        known = f"one of {', '.join(models)}" if models else "an adapter or base, and none is played"
+        raise UsageError(f"--ablate takes {known}, not '{unknown[0]}'")
+    found = []
+    for player in players:
+        found.append(player)
+        for part in PARTS if player.name in names else ():
+            if part not in player.without:
+                without = player.without | {part}
+                found.append(replace(player, name=f"{player.name}, no {part}", without=without))
     return found
 
 
@@ -244,7 +280,7 @@ def _code(*modules: str) -> str:
     from tools.records import content_hash
 
     texts = []
-    for name in (*modules, "training.evaluate"):
+    for name in (*modules, "training.evaluate", "training.replaying"):
         spec = find_spec(name)
         texts.append(Path(spec.origin).read_text(encoding="utf-8") if spec is not None and spec.origin else "")
     return content_hash(texts)
@@ -260,13 +296,15 @@ def _budgets(text: str) -> list[int]:
     return found
 
 
-def _parts(names: list[str]) -> set[Any]:
+def _parts(names: list[str]) -> frozenset[Part]:
+    from training.shelf import PARTS
+
     for name in names:
         if name == "retrieval":
             raise UsageError("the local policy's prompt holds no retrieved documents, so there is nothing to leave out")
         if name not in PARTS:
-            raise UsageError(f"--without is profiles or exemplars, not '{name}'")
-    return set(names)
+            raise UsageError(f"--without is {', '.join(PARTS[:-1])} or {PARTS[-1]}, not '{name}'")
+    return frozenset(part for part in PARTS if part in names)
 
 
 def _in_split(shapes: list[Shape], split: str) -> list[Shape]:

@@ -109,8 +109,9 @@ class SearchNodes:
             return deps.trajectory(state["next_rollout"]).steps
         tried = [row["key"] for row in state["trials"]]
         if deps.settings.policy.name == "local":
-            known = self._memory.selection(tried, state["round"])
-            return compact_prompt(deps.task, deps.toolbox.info, self._offline_reference().best_us(), known, quota)
+            known, listed = self._memory.selection(tried, state["round"]), self._memory.shortlist(tried)
+            reference_us = self._offline_reference().best_us()
+            return compact_prompt(deps.task, deps.toolbox.info, reference_us, known, quota, listed)
         return prompt(
             deps.templates,
             deps.task,

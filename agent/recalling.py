@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
 from threading import Lock
 
@@ -10,7 +11,19 @@ from agent.calls import Prepared, Ran
 from agent.deps import Deps
 from memory.contrast import memory_text
 from memory.duplicates import Twins
-from memory.exemplars_read import Selection, Tried, keys_at, nearest, recorded_at, select, tried_at, tried_record
+from memory.exemplars_read import (
+    Selection,
+    Tried,
+    distance,
+    keys_at,
+    nearest,
+    recorded_at,
+    select,
+    tried_at,
+    tried_record,
+)
+from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
+from tools.families import accepted_plans
 from tools.record_file import RecordReader, Records
 from tools.records import CompileResult, Evaluation, Status, Task, Variant
 from tools.replay import default_path
@@ -38,6 +51,22 @@ class Memory:
         seed = [deps.settings.session.seed, round_number]
         own = self._own(own_keys)
         return select(own, self._neighbours(), deps.settings.policy.exemplars, seed, deps.settings.memory)
+
+    def shortlist(self, own_keys: Sequence[str]) -> list[Expected]:
+        """Of the local policy's prompt. From the record file always: its adapter has learned from it."""
+        deps = self._deps
+        near = {}
+        with closing(RecordReader(default_path())) as records:
+            for task in nearest(deps.task, [task.task_id for task in records.tasks()], NEAR):
+                near[task.task_id] = measured(task, recorded_at(records, deps.families, task))
+        if deps.settings.memory.earlier_sessions:  # this device's own measurements replace the file's
+            for task in nearest(deps.task, deps.store.task_ids(deps.toolbox.scope), NEAR):
+                if times := measured(task, self._tried_at(task, ())).times_us:
+                    known = near[task.task_id].times_us if task.task_id in near else {}
+                    near[task.task_id] = Measured(task, {**known, **times})
+        closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:NEAR]
+        plans = [v.plan for v in accepted_plans(dict(deps.families), deps.task) if v.plan is not None]
+        return shortlist(expected(plans, deps.task, deps.toolbox.info, closest), own_keys)
 
     def _own(self, own_keys: Sequence[str]) -> list[Tried]:
         task = self._deps.task

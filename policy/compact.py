@@ -13,6 +13,7 @@ from string import Template
 from typing import Any
 
 from memory.exemplars_read import Selection, Tried
+from memory.shortlist import Expected
 from policy.base import ToolSchema
 from policy.prompts import analytical_floor_us, is_hgemm, sections
 from policy.tool_schemas import tool_schemas
@@ -23,7 +24,7 @@ from tools.records import DeviceInfo, Plan, Step, Task
 from tools.shapes import regime
 
 #: Bumped whenever the same values give another text.
-PROMPT_VERSION = 1
+PROMPT_VERSION = 2
 TOOLS = ("evaluate_plan", "submit")
 MAX_DETAIL = 160
 #: Of an answer, what a small model is told.
@@ -35,9 +36,15 @@ def compact_tools() -> tuple[ToolSchema, ...]:
 
 
 def compact_prompt(
-    task: Task, device: DeviceInfo, reference_us: float | None, known: Selection, evaluations: int
+    task: Task,
+    device: DeviceInfo,
+    reference_us: float | None,
+    known: Selection,
+    evaluations: int,
+    listed: Sequence[Expected] = (),
 ) -> tuple[Step, Step]:
-    """System and user step. ``reference_us`` is auto-tuned cuBLASLt, offline."""
+    """System and user step. ``reference_us`` is auto-tuned cuBLASLt, offline; ``listed`` what should do well here, by
+    memory/shortlist.py, numbered from 1."""
     texts = _texts()
     floor = analytical_floor_us(task, device)
     dims = {name.lower(): task.dims.get(name, 0) for name in "MNK"}
@@ -51,7 +58,7 @@ def compact_prompt(
         floor=f"{floor:.3g}" if floor is not None else "?",
         reference=f"{reference_us:.4g}" if reference_us is not None else "?",
         evaluations=evaluations,
-        known="\n".join(_known(known, task)) or "nothing is measured yet",
+        known="\n".join([*_known(known, task), *_listed(listed, reference_us)]) or "nothing is measured yet",
     )
     return Step(role="system", text=texts["system"]), Step(role="user", text=user)
 
@@ -106,8 +113,15 @@ def _exemplar(one: Tried) -> str:
 
 
 def _what(one: Tried) -> str:
-    plan = one.variant.plan
-    return json.dumps(plan_arguments(plan)) if plan is not None else one.variant.label
+    return one.variant.label
+
+
+def _listed(listed: Sequence[Expected], reference_us: float | None) -> Iterator[str]:
+    """Ratios, as what is measured has; against the first where no reference is known."""
+    if listed:
+        yield "expected here:"
+    for number, one in enumerate(listed, 1):
+        yield f"{number}: {(reference_us or listed[0].time_us) / one.time_us:.2f} {one.plan.label}"
 
 
 @cache

@@ -65,14 +65,25 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     return json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
 
 
-def allowed_calls(request: PolicyRequest, plans: Sequence[Plan]) -> list[str]:
+class Option(NamedTuple):
+    """A plan by its key, and the call that evaluates it: made once for a shape, asked for at every turn."""
+
+    key: str
+    call: str
+
+
+def options(plans: Iterable[Plan]) -> list[Option]:
+    return [Option(plan.plan_id, call_text("evaluate_plan", plan_arguments(plan))) for plan in plans]
+
+
+def allowed_calls(request: PolicyRequest, options: Sequence[Option]) -> list[str]:
     """Every call that the loop would run for this request: plans not tried yet while evaluations are left, and a submit
     of what passed; while evaluations are left, only of what this conversation evaluated itself, which is what it is
-    rewarded for. Empty if there is none. ``plans`` are those that accept the task's shape."""
+    rewarded for. Empty if there is none. ``options`` are the plans that accept the task's shape."""
     tried = {trial.key for trial in request.trials}
     calls = []
     if request.evaluations_left > 0 and request.turns_left > 1:
-        calls = [call_text("evaluate_plan", plan_arguments(plan)) for plan in plans if plan.plan_id not in tried]
+        calls = [option.call for option in options if option.key not in tried]
     told = "\n".join(step.text for step in request.steps if step.role == "tool")
     passed = [t for t in request.trials if t.ratio is not None and (not calls or t.key in told)]
     passed.sort(key=lambda trial: -(trial.ratio or 0.0))

@@ -20,16 +20,18 @@ from policy.base import PolicyError, PolicyRequest
 from policy.base_model import DEFAULT_BASE, BaseSettings, base_source, is_path, public_name
 from policy.chat import messages_of, parse_turn, tool_messages
 from policy.compact import compact_steps, compact_tools
-from policy.grammar import allowed_calls
+from policy.grammar import Option, allowed_calls, options
 from policy.settings import PolicySettings
 from tools.extras import install_command
 from tools.families import accepted_plans
 from tools.paths import home_dir
 from tools.proc import Child
-from tools.records import Family, Plan, SampledTokens, Step, Usage, content_hash
+from tools.records import Family, SampledTokens, Step, Usage, content_hash
 
 NEEDED = ("torch", "transformers", "llguidance", "peft")
 LOAD_TIMEOUT_S = 1800.0  # a large model from a slow disk, or from a hub
+#: How torch, the loader of its libraries, and the C library say that memory ran out.
+MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to map segment")
 #: Others of a group that a turn waits for: all come within milliseconds, or never (they were answered before a kill).
 GATHER_S = 1.0
 _DEFAULT_TEMPERATURE = 1.0
@@ -48,7 +50,7 @@ class LocalPolicy:
         self._base = local.base
         self._adapter = Path(local.adapter) if local.adapter else None
         _check(self._base, self._adapter)
-        self._plans: dict[str, list[Plan]] = {}
+        self._options: dict[str, list[Option]] = {}
         self._child: Child | None = None
         self._about: dict[str, Any] = {}
         self._group = _Group(self._sample)
@@ -72,18 +74,22 @@ class LocalPolicy:
             self._child = None
 
     def step(self, request: PolicyRequest) -> Step:
-        calls = allowed_calls(request, self._accepted(request))
-        if not calls:
-            why = "no plan passed" if request.trials else f"no family accepts {request.task.label}"
-            return Step(role="assistant", text=f"nothing to call: {why}", stop="end")
-        return self._group.step(request, calls)
+        calls = self._calls(request)
+        return self._group.step(request, calls) if calls else _nothing(request)
 
-    def _accepted(self, request: PolicyRequest) -> list[Plan]:
+    def steps(self, requests: Sequence[PolicyRequest]) -> list[Step]:
+        """The turns of several rollouts, in one batch where the memory holds it."""
+        calls = [self._calls(request) for request in requests]
+        asked = [(request, own) for request, own in zip(requests, calls, strict=True) if own]
+        answers = iter(self._sample(asked) if asked else ())
+        return [next(answers) if own else _nothing(request) for request, own in zip(requests, calls, strict=True)]
+
+    def _calls(self, request: PolicyRequest) -> list[str]:
         task_id = request.task.task_id
-        if task_id not in self._plans:
+        if task_id not in self._options:
             found = accepted_plans(self._families, request.task)
-            self._plans[task_id] = [v.plan for v in found if v.plan is not None]
-        return self._plans[task_id]
+            self._options[task_id] = options(v.plan for v in found if v.plan is not None)
+        return allowed_calls(request, self._options[task_id])
 
     # --- the process ---------------------------------------------------------------------------------------------
 
@@ -193,7 +199,14 @@ def _lost(child: Child, timeout_s: float) -> str:
     if child.returncode == -9:
         return f"the local model's process was killed, as a system does that runs out of memory: {_SMALLER}"
     lines = [line.strip() for line in child.stderr_tail().splitlines() if line.strip()]
+    if lines and any(words in lines[-1].lower() for words in MEMORY_WORDS):  # a thread that could not be made, say
+        return _NO_MEMORY
     return f"the local model's process died ({lines[-1][:300] if lines else f'code {child.returncode}'})"
+
+
+def _nothing(request: PolicyRequest) -> Step:
+    why = "no plan passed" if request.trials else f"no family accepts {request.task.label}"
+    return Step(role="assistant", text=f"nothing to call: {why}", stop="end")
 
 
 def _row(request: PolicyRequest, calls: list[str], tokenizer: str) -> dict[str, Any]:
@@ -205,6 +218,7 @@ def _row(request: PolicyRequest, calls: list[str], tokenizer: str) -> dict[str, 
         "own": [list(s.token_ids) if s is not None and s.tokenizer == tokenizer else None for s in sampled],
         "calls": calls,
         "seed": content_hash(["local", request.seed, request.rollout, len(request.steps)]),
+        "conversation": content_hash([request.task.task_id, request.seed, request.rollout]),
     }
 
 

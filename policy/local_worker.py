@@ -20,7 +20,9 @@ from policy.base import PolicyError
 from policy.base_model import BaseSettings, adapter_id, device_of, gpu_lock, load_adapter, load_base, weights_id
 from policy.chat import ChatError, Message, Tokenizer, segments
 from policy.grammar import frame_of, turn_grammar
-from policy.sampling import Row, Sampler, Sampling
+from policy.local_policy import MEMORY_WORDS
+from policy.picking import Sampling
+from policy.sampling import Row, Sampler
 from tools.frames import exit_on_hangup, read_frame, write_frame
 from tools.gpu.lock import GpuLock
 from tools.records import content_hash
@@ -68,7 +70,8 @@ class Worker:
             for row in rows
         ]
         for row, context in zip(rows, contexts, strict=True):
-            drawn.append(Row(context, turn_grammar(row["calls"], self._frame, words), row["seed"]))
+            grammar = turn_grammar(row["calls"], self._frame, words)
+            drawn.append(Row(context, grammar, row["seed"], row["conversation"]))
         with self._beside_no_timing():
             turns = self._sampler.draw(drawn, sampling)
         return [
@@ -125,12 +128,8 @@ def _answer(worker: Worker | None, request: Mapping[str, Any]) -> tuple[Worker |
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
-    """torch says so in words; the loader of its libraries cannot map them."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in text for words in _MEMORY_WORDS)
-
-
-_MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to map segment")
+    return isinstance(error, MemoryError) or any(words in text for words in MEMORY_WORDS)
 
 
 def main() -> None:

@@ -1,32 +1,42 @@
 """Turns sampled from a causal language model, several at once, each held to a grammar.
 
-All rows of a batch share one sequence of keys and values: their common beginning once, then each row's own tokens, and
-a mask that hides the rows from each other. So G rollouts of one prompt cost one prompt, rows may be of any length, and
-what a grammar leaves no choice about is fed as it stands, without a step of its own.
+What the model has read of a conversation is kept for its next turn (policy/key_values.py). On a CPU, where a step costs
+what it reads, the rows of a batch share the keys of their common beginning, so G rollouts of one prompt cost one
+prompt. What a grammar leaves no choice about is fed as it stands, without a step of its own.
 """
 
 from __future__ import annotations
 
-import inspect
 import random
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from policy.base import PolicyError
+from policy.key_values import KeyValues
+from policy.picking import Sampling, pick
 
-#: Tokens of one batch, which bound its memory: 46 KB a token of the default base.
-BATCH_TOKENS = 6144
+#: Bytes of keys and values of one batch, which bound its memory; on a GPU this part of what is free when it is loaded.
+CPU_BYTES = 600 << 20
+GPU_PART = 0.3
 #: Beyond the context, for a turn.
 TURN_TOKENS = 1024
+#: Tokens of one row that pass through the model at a time.
+CHUNK = 256
+#: Compiled grammars that are kept: another list of calls is another grammar.
+GRAMMARS = 4096
 
 
 class Row(NamedTuple):
+    """``conversation``: rows of the same one continue each other, if their contexts do."""
+
     context: Sequence[int]
     grammar: str
     seed: str
+    conversation: str = ""
 
 
 class Drawn(NamedTuple):
@@ -38,28 +48,30 @@ class Drawn(NamedTuple):
     mask: list[int]
 
 
-class Sampling(NamedTuple):
-    temperature: float
-    top_p: float = 1.0
-
-
 class Sampler:
     """``model`` is a transformers model, with or without an adapter on. Not for several threads at once."""
 
-    def __init__(self, model: Any, tokenizer: Any) -> None:
+    def __init__(self, model: Any, tokenizer: Any, is_shared: bool | None = None) -> None:
+        """``is_shared``: whether the common beginning of a batch is held once; None decides by the device."""
+        import llguidance
         import llguidance.hf
 
         # An adapter is inside the base's layers, so that the base itself computes with it.
         self._model = getattr(model, "get_base_model", lambda: model)().eval()
-        _attend_grouped(self._model)
-        takes = inspect.signature(self._model.forward).parameters
-        self._cache_name = "cache" if "cache" in takes else "past_key_values"
+        self._is_shared = self._model.device.type == "cpu" if is_shared is None else is_shared
         self._eos = int(tokenizer.eos_token_id)
+        self._vocabulary = int(model.config.vocab_size)
         self._limit = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
-        self._tokens = llguidance.hf.from_tokenizer(tokenizer, n_vocab=int(model.config.vocab_size))
+        self._batch_tokens = max(2 * TURN_TOKENS, _room_bytes(self._model) // _token_bytes(self._model))
+        self._tokens = llguidance.hf.from_tokenizer(tokenizer, n_vocab=self._vocabulary)
+        self._executor = llguidance.LLExecutor()
         self._matchers: dict[str, Any] = {}
-        self._prefix: list[int] = []
-        self._cache: Any = None
+        self._kept = _Kept(KeyValues(self._model))
+
+    @property
+    def tokens_read(self) -> int:
+        """By the model so far, for those who want to know what was kept."""
+        return self._kept.tokens_read
 
     def draw(self, rows: Sequence[Row], sampling: Sampling) -> list[Drawn]:
         """One turn of each, in order. Raises PolicyError for a context that is longer than the model can read. Which
@@ -73,80 +85,67 @@ class Sampler:
                 f"the conversation has {longest} tokens, and the base reads {self._limit}: lower policy.exemplars, or "
                 "take another base"
             )
+        self._compile([row.grammar for row in rows])
         found: list[Drawn] = []
         with torch.inference_mode():
-            for part in _parts(rows):
+            for part in _parts(rows, self._batch_tokens, self._is_shared):
                 found += self._batch(part, sampling)
         return found
 
     def _batch(self, rows: Sequence[Row], sampling: Sampling) -> list[Drawn]:
-        common = _common(rows)
-        self._prefill(list(rows[0].context[:common]))
-        turns = [_Turn(row, common, self._matcher(row.grammar), self._eos) for row in rows]
-        owners = np.full(common, -1)
+        turns = [_Turn(row.seed, self._matcher(row.grammar), self._eos) for row in rows]
+        is_whole = False
         try:
-            while active := [(i, turn) for i, turn in enumerate(turns) if turn.pending]:
-                fed = [(i, token, turn.position + n) for i, turn in active for n, token in enumerate(turn.pending)]
-                owner = np.array([i for i, _, _ in fed])
-                owners = np.concatenate([owners, owner])
-                ends = np.cumsum([len(turn.pending) for _, turn in active]) - 1
-                logits = self._forward([t for _, t, _ in fed], [p for _, _, p in fed], _visible(owners, owner), ends)
-                for (_, turn), row_logits in zip(active, logits, strict=True):
-                    turn.take(row_logits, sampling)
+            pending = self._kept.arranged(rows, _common(rows) if self._is_shared else 0)
+            for new, turn in zip(pending, turns, strict=True):
+                turn.pending = [*new, *turn.pending] if not turn.is_over else []
+            while active := [i for i, turn in enumerate(turns) if not turn.is_over]:
+                self._read_ahead(turns)
+                logits = self._kept.read([turn.pending for turn in turns], active)
+                masks = self._masks([turns[i] for i in active])
+                uniforms = [turns[i].uniform() for i in active]
+                for i, taken in zip(active, pick(logits, masks, sampling, uniforms), strict=True):
+                    turns[i].take(*taken)
+            is_whole = True
         finally:
-            self._crop(common)
+            if not is_whole:  # nothing that was half done is gone on with
+                self._kept.clear()
         return [Drawn(turn.ids, turn.logprobs, turn.mask) for turn in turns]
 
-    def _prefill(self, prefix: list[int]) -> None:
-        """Keys and values of the common beginning; what the last batch left is used as far as it goes."""
-        from transformers import DynamicCache
+    def _read_ahead(self, turns: Sequence[_Turn]) -> None:
+        """All but the last tokens of what is long, so that no forward holds more than a chunk of a row."""
+        while any(len(turn.pending) > CHUNK for turn in turns):
+            ahead = [turn.pending[: min(CHUNK, len(turn.pending) - 1)] if turn.pending else [] for turn in turns]
+            ahead = [part if len(turn.pending) > CHUNK else [] for part, turn in zip(ahead, turns, strict=True)]
+            self._kept.read(ahead)
+            for part, turn in zip(ahead, turns, strict=True):
+                turn.pending = turn.pending[len(part) :]
 
-        if self._cache is None:
-            self._cache = DynamicCache()
-        kept = _agreeing(self._prefix, prefix)
-        self._crop(kept)
-        self._prefix = prefix[:kept]
-        if rest := prefix[kept:]:
-            owners = np.full(len(prefix), -1)
-            positions = list(range(kept, len(prefix)))
-            visible = np.arange(len(prefix))[None, :] <= np.array(positions)[:, None]
-            self._forward(rest, positions, visible & (owners == -1), np.array([len(rest) - 1]))
-            self._prefix = prefix
+    def _masks(self, turns: Sequence[_Turn]) -> NDArray[np.int32]:
+        """Bits of the tokens that the grammars allow, [rows, vocabulary / 32]."""
+        masks = np.zeros((len(turns), -(-self._vocabulary // 32)), np.int32)
+        listed = [(turn.matcher, place) for place, turn in enumerate(turns)]
+        self._executor.unsafe_compute_mask_ptr(listed, masks.ctypes.data, masks.shape[1] * 4, len(turns))
+        return masks
 
-    def _crop(self, length: int) -> None:
-        if surplus := self._cache.get_seq_length() - length:
-            self._cache.crop(-surplus)
-
-    def _forward(
-        self, ids: list[int], positions: list[int], visible: NDArray[np.bool_], wanted: NDArray[np.int64]
-    ) -> NDArray[np.float32]:
-        """Appends the tokens to the cache. Logits after the ``wanted`` ones."""
-        import torch
-
-        device = self._model.device
-        # To be added to scores, which every implementation of attention understands.
-        hidden = torch.zeros(visible.shape, dtype=self._model.dtype, device=device)
-        hidden.masked_fill_(~torch.from_numpy(visible).to(device), torch.finfo(self._model.dtype).min)
-        answer = self._model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.tensor([positions], device=device),
-            attention_mask=hidden[None, None],
-            use_cache=True,
-            logits_to_keep=torch.from_numpy(wanted).to(device),
-            **{self._cache_name: self._cache},
-        )
-        found: NDArray[np.float32] = answer.logits[0].float().cpu().numpy()
-        return found
-
-    def _matcher(self, grammar: str) -> Any:
+    def _compile(self, grammars: Sequence[str]) -> None:
         import llguidance
 
-        if grammar not in self._matchers:
-            if len(self._matchers) > 256:
-                self._matchers.clear()
-            self._matchers[grammar] = llguidance.LLMatcher(
-                self._tokens, llguidance.LLMatcher.grammar_from_lark(grammar)
-            )
+        new = [grammar for grammar in dict.fromkeys(grammars) if grammar not in self._matchers]
+        if len(self._matchers) + len(new) > GRAMMARS:
+            self._matchers.clear()
+            new = list(dict.fromkeys(grammars))
+
+        def compiled(grammar: str) -> Any:
+            return llguidance.LLMatcher(self._tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
+
+        if len(new) > 1:
+            with ThreadPoolExecutor() as pool:
+                self._matchers |= zip(new, pool.map(compiled, new), strict=True)
+        elif new:
+            self._matchers[new[0]] = compiled(new[0])
+
+    def _matcher(self, grammar: str) -> Any:
         matcher = self._matchers[grammar].deep_copy()
         if matcher.is_error():
             raise PolicyError(f"the grammar of the calls cannot be used: {' '.join(matcher.get_error().split())[:200]}")
@@ -154,41 +153,40 @@ class Sampler:
 
 
 class _Turn:
-    """One row on its way. ``pending`` are tokens that the model has not read yet; empty when the turn is over."""
+    """One row on its way. ``pending`` are tokens that the model has not read yet."""
 
-    def __init__(self, row: Row, common: int, matcher: Any, eos: int) -> None:
-        self.pending = list(row.context[common:])
-        self.position = common
+    def __init__(self, seed: str, matcher: Any, eos: int) -> None:
         self.ids: list[int] = []
         self.logprobs: list[float] = []
         self.mask: list[int] = []
-        self._matcher = matcher
+        self.matcher = matcher
+        self.is_over = False
         self._eos = eos
-        self._rng = random.Random(row.seed)
-        self.pending += self._force()  # of a grammar that begins without a choice
+        self._rng = random.Random(seed)
+        self.pending = self._force()  # of a grammar that begins without a choice
         self._end_if_over()  # of one that has none at all: nothing is left to be asked
 
-    def take(self, logits: NDArray[np.float32], sampling: Sampling) -> None:
+    def uniform(self) -> float:
+        return self._rng.random()
+
+    def take(self, token: int, logprob: float, allowed: int) -> None:
         """The next token, after ``pending`` was read, and all that then follows without a choice."""
-        self.position += len(self.pending)
-        allowed = self._allowed()
-        token, logprob = pick(logits, allowed, sampling, self._rng.random())
-        self._add(token, logprob, int(len(allowed) > 1))
-        self._matcher.consume_token(token)
+        self._add(token, logprob if allowed > 1 else 0.0, int(allowed > 1))
+        self.matcher.consume_token(token)
         self.pending = [token, *self._force()]
-        if self._matcher.is_error():
-            raise PolicyError(f"the grammar refused a token: {' '.join(self._matcher.get_error().split())[:200]}")
+        if self.matcher.is_error():
+            raise PolicyError(f"the grammar refused a token: {' '.join(self.matcher.get_error().split())[:200]}")
         self._end_if_over()
 
     def _end_if_over(self) -> None:
-        if self._matcher.is_stopped():
+        if self.matcher.is_stopped():
             self._add(self._eos, 0.0, 0)
-            self.pending = []
+            self.pending, self.is_over = [], True
 
     def _force(self) -> list[int]:
-        forced = [int(token) for token in self._matcher.compute_ff_tokens()]
+        forced = [int(token) for token in self.matcher.compute_ff_tokens()]
         if forced:
-            self._matcher.consume_tokens(forced)
+            self.matcher.consume_tokens(forced)
         for token in forced:
             self._add(token, 0.0, 0)
         return forced
@@ -198,94 +196,89 @@ class _Turn:
         self.logprobs.append(logprob)
         self.mask.append(chosen)
 
-    def _allowed(self) -> NDArray[np.int64]:
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        return np.flatnonzero(np.unpackbits(words, bitorder="little"))
+
+class _Kept:
+    """What the model has read of the last batch's rows. Their next turns go on from it; whatever else is asked is read
+    anew, so nothing depends on what was kept but the time that it takes."""
+
+    def __init__(self, keys_values: KeyValues) -> None:
+        self._keys_values = keys_values
+        self._prefix: list[int] = []
+        self._own: list[list[int]] = []
+        self._names: list[str] = []
+        self.tokens_read = 0
+
+    def clear(self) -> None:
+        self._keys_values.crop_prefix(0)
+        self._prefix, self._own, self._names = [], [], []
+
+    def arranged(self, rows: Sequence[Row], common: int) -> list[list[int]]:
+        """Keys and values for these rows; what of their contexts is still to be read. ``common``: tokens that all rows
+        begin with and that may be held once."""
+        contexts = [list(row.context) for row in rows]
+        places = {name: i for i, name in enumerate(self._names) if name}
+        sources = [places.get(row.conversation, -1) for row in rows]
+        shared = min(_agreeing(self._prefix, context[:-1]) for context in contexts)
+        known = [
+            _agreeing([*self._prefix, *self._own[at]], context[:-1]) if at >= 0 else shared
+            for at, context in zip(sources, contexts, strict=True)
+        ]
+        beginning = _agreeing(self._prefix, contexts[0][:common])
+        anew = common - beginning + sum(len(context) - common for context in contexts)
+        if sum(map(len, contexts)) - sum(known) <= anew:
+            self._go_on(sources, [n - shared for n in known], shared)
+        else:
+            known = [common] * len(rows)
+            self._begin(contexts[0][:common], beginning, len(rows))
+        self._names = [row.conversation for row in rows]
+        self._own = [context[len(self._prefix) : n] for context, n in zip(contexts, known, strict=True)]
+        return [context[n:] for context, n in zip(contexts, known, strict=True)]
+
+    def _go_on(self, sources: Sequence[int], lengths: Sequence[int], shared: int) -> None:
+        """``lengths``: of each row's own, behind the first ``shared`` tokens of the prefix."""
+        if shared < len(self._prefix):
+            if self._own:
+                self._keys_values.hand_down(shared)
+            else:
+                self._keys_values.crop_prefix(shared)
+            self._prefix = self._prefix[:shared]
+        if any(lengths):
+            used = [at if n else -1 for at, n in zip(sources, lengths, strict=True)]
+            self._keys_values.take_rows(used, lengths)
+        else:
+            self._keys_values.begin_rows(len(sources))
+
+    def _begin(self, prefix: list[int], kept: int, rows: int) -> None:
+        """Anew, but for the first ``kept`` tokens of the prefix."""
+        self._keys_values.crop_prefix(kept)
+        self._keys_values.read_prefix(prefix[kept:])
+        self._prefix = prefix
+        self.tokens_read += len(prefix) - kept
+        self._keys_values.begin_rows(rows)
+
+    def read(self, tokens: Sequence[Sequence[int]], wanted: Sequence[int] = ()) -> Any:
+        logits = self._keys_values.read(tokens, wanted)
+        for own, new in zip(self._own, tokens, strict=True):
+            own += new
+        self.tokens_read += sum(map(len, tokens))
+        return logits
 
 
-def pick(
-    logits: NDArray[np.float32], allowed: NDArray[np.int64], sampling: Sampling, uniform: float
-) -> tuple[int, float]:
-    """A token out of ``allowed``, and its log-probability among *all* tokens at the temperature (at 1 where that is 0,
-    which takes the likeliest). ``uniform`` is in [0, 1)."""
-    scaled = logits.astype(np.float64) / (sampling.temperature or 1.0)
-    top = scaled.max()
-    everything = top + np.log(np.exp(scaled - top).sum())
-    own = scaled[allowed]
-    if sampling.temperature == 0:
-        place = int(np.argmax(own))
-    else:
-        weights = np.exp(own - own.max())
-        if sampling.top_p < 1:
-            weights = _nucleus(weights, sampling.top_p)
-        sums = np.cumsum(weights)
-        place = min(int(np.searchsorted(sums, uniform * sums[-1], side="right")), len(own) - 1)
-    return int(allowed[place]), float(own[place] - everything)
-
-
-def _nucleus(weights: NDArray[np.float64], top_p: float) -> NDArray[np.float64]:
-    """The fewest likeliest tokens whose share is at least ``top_p``; the others get 0."""
-    order = np.argsort(-weights, kind="stable")
-    before = np.cumsum(weights[order]) - weights[order]
-    kept = order[before < top_p * weights.sum()]
-    found = np.zeros_like(weights)
-    found[kept] = weights[kept]
-    return found
-
-
-def _attend_grouped(model: Any) -> None:
-    """Where several heads share keys and values, transformers copies these for each head when there is a mask; with all
-    rows in one sequence that is most of a step. Queries are arranged by the heads that they share instead."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
-    if getattr(model.config, "_attn_implementation", None) == "sdpa":
-        AttentionInterface.register(_GROUPED, _grouped_attention)
-        AttentionMaskInterface.register(_GROUPED, sdpa_mask)
-        model.set_attn_implementation(_GROUPED)
-
-
-_GROUPED = "hgemm_agent_grouped"
-
-
-def _grouped_attention(
-    module: Any, query: Any, key: Any, value: Any, attention_mask: Any, scaling: float | None = None, **_: Any
-) -> tuple[Any, None]:
-    import torch
-
-    batch, heads, length, width = query.shape
-    shared = key.shape[1]
-    grouped = query.reshape(batch, shared, heads // shared * length, width)
-    if attention_mask is None:  # somebody else's call of the model: causal
-        attention_mask = torch.ones(1, 1, length, key.shape[2], dtype=torch.bool, device=query.device)
-        attention_mask = attention_mask.tril(key.shape[2] - length)
-    mask = attention_mask.repeat(1, 1, heads // shared, 1)
-    found = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, attn_mask=mask, scale=scaling)
-    return found.reshape(batch, heads, length, width).transpose(1, 2).contiguous(), None
-
-
-def _visible(owners: NDArray[np.int64], new: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """[new tokens, all tokens]: the common beginning, and what came before in the same row."""
-    slots = np.arange(len(owners))
-    mine = (owners[None, :] == -1) | (owners[None, :] == new[:, None])
-    visible: NDArray[np.bool_] = mine & (slots[None, :] <= slots[len(owners) - len(new) :, None])
-    return visible
-
-
-def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+def _parts(rows: Sequence[Row], batch_tokens: int, is_shared: bool) -> Iterator[Sequence[Row]]:
     """Consecutive rows that fit into one batch, at least one."""
     begin = 0
     while begin < len(rows):
         end = begin + 1
-        while end < len(rows) and _size(rows[begin : end + 1]) <= BATCH_TOKENS:
+        while end < len(rows) and _size(rows[begin : end + 1], is_shared) <= batch_tokens:
             end += 1
         yield rows[begin:end]
         begin = end
 
 
-def _size(rows: Sequence[Row]) -> int:
-    common = _common(rows)
-    return common + sum(len(row.context) - common for row in rows)
+def _size(rows: Sequence[Row], is_shared: bool) -> int:
+    """In tokens: each row has as many slots as the longest."""
+    common = _common(rows) if is_shared else 0
+    return common + len(rows) * (max(len(row.context) for row in rows) - common + TURN_TOKENS // 4)
 
 
 def _common(rows: Sequence[Row]) -> int:
@@ -297,3 +290,20 @@ def _common(rows: Sequence[Row]) -> int:
 
 def _agreeing(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _token_bytes(model: Any) -> int:
+    """Of keys and values of one token."""
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * width * model.dtype.itemsize)
+
+
+def _room_bytes(model: Any) -> int:
+    if model.device.type != "cuda":
+        return CPU_BYTES
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(model.device)
+    return int(GPU_PART * free)

@@ -4,8 +4,8 @@ side by side with others, and what can be wrong with what was asked."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from fakes import ScriptedDevice
 from records_kit import ROOT, agent, make_record
 
 from memory.exemplars import MemorySettings
+from memory.shortlist import LISTED
 from policy.base import PolicyRequest
 from policy.compact import plan_arguments
 from policy.search import SearchPolicy
@@ -24,9 +25,11 @@ from tools.hgemm import hgemm
 from tools.model import held_out, rank
 from tools.record_file import RecordReader
 from tools.records import Plan, Reason, Step, Task, ToolCall, Variant
-from training.evaluate import Cell, ModelPolicy, Player, Plays, Shape, play, shapes_of
+from training.evaluate import Cell, ModelPolicy, Player, Plays, ShortlistPolicy, play
 from training.evaluate_cache import appending, read_cells
 from training.evaluate_table import estimate, lines, table
+from training.replaying import Shape, shapes_of
+from training.shelf import Shelf
 
 FAMILIES = load_families()
 SHAPES = ((64, 64, 64), (64, 128, 256), (128, 128, 128))
@@ -80,30 +83,37 @@ def records(path: Path) -> Iterator[RecordReader]:
 
 
 @pytest.fixture(scope="module")
-def shapes(records: RecordReader) -> list[Shape]:
-    return shapes_of(records, FAMILIES)
+def shelf(records: RecordReader) -> Shelf:
+    return Shelf(records, FAMILIES)
 
 
-def plays(records: RecordReader, shapes: Sequence[Shape], budgets: Sequence[int] = (1, 4, 8), **more: object) -> Plays:
-    return Plays(records, FAMILIES, shapes, budgets, range(2), MemorySettings(), 2, **more)  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def shapes(shelf: Shelf) -> list[Shape]:
+    return shapes_of(shelf)
+
+
+def plays(shelf: Shelf, shapes: Sequence[Shape], budgets: Sequence[int] = (1, 4, 8), seeds: int = 2) -> Plays:
+    return Plays(shelf, FAMILIES, shapes, budgets, range(seeds), MemorySettings(), 2)
 
 
 def played(players: Sequence[Player], of: Plays, known: dict[str, Cell] | None = None) -> tuple[list[Cell], int]:
     new = []
-    cells = list(play(players, of, known or {}, 4, lambda cell, is_new: new.append(is_new)))
+    cells = [
+        cell for player in players for cell in play(player, of, known or {}, 4, lambda cell, is_new: new.append(is_new))
+    ]
     return cells, sum(new)
 
 
 # --- the numbers ------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_is_what_the_records_say(records: RecordReader, shapes: list[Shape]) -> None:
+def test_the_table_is_what_the_records_say(shelf: Shelf, shapes: list[Shape]) -> None:
     """The model's row, computed another way: from its ranking and the recorded timings."""
     players = [
-        Player("model", ModelPolicy(FAMILIES), "m"),
+        Player("model", ModelPolicy(shelf), "m"),
         Player("random", SearchPolicy(PolicySettings(), FAMILIES, "random"), "r"),
     ]
-    cells, _ = played(players, plays(records, shapes))
+    cells, _ = played(players, plays(shelf, shapes))
     rows = {r.policy: r for r in table(cells, shapes, (1, 4, 8), {p.name: p.quota for p in players}, "random")}
     complete = [shape for shape in shapes if shape.is_complete]
     assert complete and rows["model"].shapes == len(shapes) and rows["model"].cells == 2 * len(shapes)
@@ -111,10 +121,10 @@ def test_the_table_is_what_the_records_say(records: RecordReader, shapes: list[S
         expected, apart = [], []
         for shape in complete:
             plans = [v.plan for v in accepted_plans(FAMILIES, shape.task) if v.plan is not None]
-            order = [r.plan.plan_id for r in rank(plans, shape.task, records.device, held_out(shape.task))]
+            order = [r.plan.plan_id for r in rank(plans, shape.task, shelf.device, held_out(shape.task))]
             found = {}
             for plan in plans:
-                timing = records.timed(plan.plan_id, shape.task.task_id, "offline", "screen")
+                timing = shelf.records.timed(plan.plan_id, shape.task.task_id, "offline", "screen")
                 row = timing.row() if timing is not None else None
                 found[plan.plan_id] = row.ratio if row is not None else 0.0
             expected.append(1 - max(found[key] for key in order[:budget]) / max(found.values()))
@@ -143,7 +153,7 @@ def test_the_interval_is_of_shapes_and_the_seeds_within_them() -> None:
 
 
 def test_what_is_not_recorded_costs_an_evaluation_and_an_unknown_optimum_gives_no_regret(
-    records: RecordReader, shapes: list[Shape]
+    shelf: Shelf, shapes: list[Shape]
 ) -> None:
     shape = shapes[0]
     plans = [v.plan for v in accepted_plans(FAMILIES, shape.task) if v.plan is not None]
@@ -151,7 +161,7 @@ def test_what_is_not_recorded_costs_an_evaluation_and_an_unknown_optimum_gives_n
     policy = Scripted(2, 0, "list_families", 1, 0)
     player = Player("scripted", policy, "s")
     partial = [Shape(shape.task, fewer, False)]
-    (cell,), _ = played([player], Plays(records, FAMILIES, partial, (4,), (0,), MemorySettings(), 2))
+    (cell,), _ = played([player], Plays(shelf, FAMILIES, partial, (4,), (0,), MemorySettings(), 2))
     assert cell.ratios[:3] == (None, shape.ratios[plans[0].plan_id], shape.ratios[plans[1].plan_id])
     assert (cell.not_recorded, cell.invalid, cell.calls) == (1, 1, 5)  # the last repeats one, and costs nothing
     (row,) = table([cell], partial, (4,), {"scripted": player.quota}, None)
@@ -159,10 +169,10 @@ def test_what_is_not_recorded_costs_an_evaluation_and_an_unknown_optimum_gives_n
 
 
 def test_a_language_model_plays_rollouts_of_its_quota_and_is_shown_what_it_tried(
-    records: RecordReader, shapes: list[Shape]
+    shelf: Shelf, shapes: list[Shape]
 ) -> None:
     policy = Scripted(*range(4), 4, "submit", *range(5, 8))
-    one_seed = Plays(records, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2)
+    one_seed = Plays(shelf, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2)
     (cell,), _ = played([Player("scripted", policy, "s")], one_seed)
     assert len(cell.ratios) == 8 and cell.quota == LOCAL_QUOTA and len(policy.requests) == 9
     assert [r.evaluations_left for r in policy.requests] == [4, 3, 2, 1, 4, 3, 3, 2, 1]
@@ -184,10 +194,11 @@ def test_a_recorded_compile_failure_is_a_rejection(tmp_path: Path) -> None:
 
     reader = RecordReader(make_record(tmp_path / "toy.sqlite", SHAPES[0], device=ScriptedDevice(script)))
     try:
-        (shape,) = shapes_of(reader, FAMILIES)
+        shelf = Shelf(reader, FAMILIES)
+        (shape,) = shapes_of(shelf)
         assert shape.is_complete and shape.ratios[plans[0].plan_id] is None
         policy = Scripted(0, 1)
-        (cell,) = played([Player("scripted", policy, "s")], replace(plays(reader, [shape], (2,)), seeds=(0,)))[0]
+        (cell,) = played([Player("scripted", policy, "s")], plays(shelf, [shape], (2,), seeds=1))[0]
         assert cell.not_recorded == 0 and cell.ratios[0] is None and cell.ratios[1] is not None
         told = json.loads(policy.requests[1].steps[-1].text)
         assert (told["status"], told["reason"]) == ("failed", "compile_error")
@@ -198,18 +209,38 @@ def test_a_recorded_compile_failure_is_a_rejection(tmp_path: Path) -> None:
         reader.close()
 
 
-def test_prompts_can_leave_exemplars_out(records: RecordReader, shapes: list[Shape]) -> None:
+def test_prompts_can_leave_exemplars_out(shelf: Shelf, shapes: list[Shape]) -> None:
     policy = Scripted(*range(8))
-    bare = Plays(records, FAMILIES, shapes[:1], (8,), (0,), MemorySettings(), 2, {"exemplars"})
-    cells, _ = played([Player("scripted", policy, "s")], bare)
+    of = plays(shelf, shapes[:1], (8,), seeds=1)
+    bare = Player("bare", policy, "s", frozenset({"exemplars", "shortlist"}))
+    cells, _ = played([bare], of)
     assert all("nothing is measured yet" in request.steps[1].text for request in policy.requests)
-    other, _ = played([Player("scripted", Scripted(*range(8)), "s")], plays(records, shapes[:1], (8,)))
+    other, _ = played([Player("scripted", Scripted(*range(8)), "s")], of)
     assert cells[0].key not in {cell.key for cell in other}
+    unlisted = Scripted(*range(8))
+    played([Player("unlisted", unlisted, "s", frozenset({"shortlist"}))], of)
+    assert all("expected here" not in request.steps[1].text for request in unlisted.requests)
+    assert "measured at" in unlisted.requests[0].steps[1].text
 
 
-def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(records: RecordReader, shapes: list[Shape]) -> None:
+def test_the_list_of_the_prompts_is_a_policy_of_its_own(shelf: Shelf, shapes: list[Shape]) -> None:
+    policy = Scripted(*range(8))
+    of = plays(shelf, shapes[:1], (8,), seeds=1)
+    (cell,), _ = played([Player("shortlist", ShortlistPolicy(shelf), "l")], of)
+    played([Player("scripted", policy, "s")], of)
+    listed = re.findall(r"^\d: \d+\.\d\d (\S.*)$", policy.requests[0].steps[1].text, re.MULTILINE)
+    label_of = {plan.plan_id: plan.label for plan in shelf.plans(shapes[0].task)}
+    assert len(listed) == LISTED
+    ratios = [shapes[0].ratios[key] for label in listed for key in label_of if label_of[key] == label]
+    assert list(cell.ratios) == ratios
+    later = policy.requests[4].steps[1].text  # what was tried makes room for the next ones
+    tried = {trial.label for trial in policy.requests[4].trials}
+    assert not any(f" {label}" in later.partition("expected here:")[2] for label in tried)
+
+
+def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(shelf: Shelf, shapes: list[Shape]) -> None:
     policy = Scripted()
-    (cell, _), _ = played([Player("scripted", policy, "s")], plays(records, shapes[:1], (4,)))
+    (cell, _), _ = played([Player("scripted", policy, "s")], plays(shelf, shapes[:1], (4,)))
     assert cell.empty and len(policy.requests) == 4
     (row,) = table([cell], shapes, (4,), {"scripted": lambda budget: LOCAL_QUOTA}, None)
     assert row.regret == {4: None} and row.empty == 1
@@ -219,10 +250,10 @@ def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(records: RecordRe
 
 
 def test_what_was_played_is_not_played_again_also_after_a_cut_line(
-    records: RecordReader, shapes: list[Shape], tmp_path: Path
+    shelf: Shelf, shapes: list[Shape], tmp_path: Path
 ) -> None:
     players = [Player("random", SearchPolicy(PolicySettings(), FAMILIES, "random"), "r")]
-    cells, new = played(players, plays(records, shapes))
+    cells, new = played(players, plays(shelf, shapes))
     assert new == len(cells) == 2 * len(shapes)
     path = tmp_path / "deep" / "cells.jsonl"
     with appending(path) as file:
@@ -231,12 +262,12 @@ def test_what_was_played_is_not_played_again_also_after_a_cut_line(
     path.write_bytes(path.read_bytes()[:-30])
     known = read_cells(path)
     assert len(known) == len(cells) - 1
-    again, new = played(players, plays(records, shapes), known)
+    again, new = played(players, plays(shelf, shapes), known)
     assert (again, new) == (cells, 1)
     with appending(path) as file:
         file.add(cells[-1])
     assert read_cells(path) == {cell.key: cell for cell in cells}
-    more, new = played(players, plays(records, shapes, (1, 4, 8, 16)), read_cells(path))
+    more, new = played(players, plays(shelf, shapes, (1, 4, 8, 16)), read_cells(path))
     assert new == len(cells) and len(more[0].ratios) == 16  # another budget is another play
 
 
@@ -265,7 +296,7 @@ def test_the_command_tells_the_table_as_text_markdown_and_json(path: Path, tmp_p
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--policy", "clever"], "--policy is one of random, search, model, base"),
+        (["--policy", "clever"], "--policy is one of random, search, model, shortlist, base"),
         (["--adapter", "sft"], "write --adapter NAME=FOLDER"),
         (["--adapter", "search=x"], "two policies called 'search'"),
         (["--adapter", "sft=/nowhere"], "the folder /nowhere does not exist"),
@@ -273,7 +304,8 @@ def test_the_command_tells_the_table_as_text_markdown_and_json(path: Path, tmp_p
         (["--split", "test"], "--split is heldout"),
         (["--split", "off_grid"], "the records have no off_grid shape"),
         (["--without", "retrieval"], "holds no retrieved documents"),
-        (["--without", "words"], "--without is profiles or exemplars"),
+        (["--without", "words"], "--without is exemplars, profiles or shortlist"),
+        (["--ablate", "grpo"], "--ablate takes an adapter or base, and none is played, not 'grpo'"),
         (["--from", "/nowhere.sqlite"], "/nowhere.sqlite"),
         (["--split", "all", "--cache", "/dev/null/cells"], "--cache"),
     ],
@@ -289,7 +321,7 @@ def test_what_cannot_be_is_one_sentence(given: list[str], told: str, path: Path,
 @needs_train
 @pytest.mark.slow
 def test_a_local_model_is_played_side_by_side_and_only_says_valid_calls(
-    records: RecordReader, shapes: list[Shape], tmp_path: Path
+    shelf: Shelf, shapes: list[Shape], tmp_path: Path
 ) -> None:
     from tiny_model import make_tiny_model
 
@@ -299,7 +331,7 @@ def test_a_local_model_is_played_side_by_side_and_only_says_valid_calls(
     settings = PolicySettings.model_validate({"name": "local", "local": {"base": base, "words": 8}})
     policy = LocalPolicy(settings, FAMILIES, home=tmp_path)
     try:
-        of = plays(records, shapes[:2], (1, 4))
+        of = plays(shelf, shapes[:2], (1, 4))
         first, new = played([Player("tiny", policy, "t")], of)
         assert new == 2 * 2 * 2 and sum(cell.invalid for cell in first) == 0
         assert {(cell.quota, len(cell.ratios)) for cell in first} == {(1, 1), (LOCAL_QUOTA, 4)}

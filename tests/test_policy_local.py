@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,11 @@ from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
 from policy.chat import OPEN, messages_of, parse_turn, segments, tool_messages  # noqa: E402
 from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
-from policy.grammar import allowed_calls, frame_of, turn_grammar  # noqa: E402
+from policy.grammar import allowed_calls, frame_of, options, turn_grammar  # noqa: E402
 from policy.local_policy import LocalPolicy  # noqa: E402
 from policy.local_worker import Worker, context_of  # noqa: E402
-from policy.sampling import Row, Sampler, Sampling, pick  # noqa: E402
+from policy.picking import Picked, Sampling, pick  # noqa: E402
+from policy.sampling import Row, Sampler  # noqa: E402
 from policy.settings import PolicySettings  # noqa: E402
 from policy.tool_schemas import PlanArguments, parse_arguments  # noqa: E402
 from tools.families import accepted_plans, load_families, validate_plan  # noqa: E402
@@ -49,6 +51,17 @@ TASK = hgemm(64, 64, 64)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost a shared machine more than a tiny model wins by them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +96,7 @@ def trial(plan: Plan, ratio: float | None = 1.0) -> Trial:
 
 def row(base: Base, asked: PolicyRequest, plans: list[Plan], seed: str, words: int = 24) -> Row:
     context = context_of(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template, [])
-    grammar = turn_grammar(allowed_calls(asked, plans), frame_of(base.tokenizer, base.template), words)
+    grammar = turn_grammar(allowed_calls(asked, options(plans)), frame_of(base.tokenizer, base.template), words)
     return Row(context, grammar, seed)
 
 
@@ -119,14 +132,15 @@ def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, 
 
 
 def test_a_submit_needs_something_that_passed_and_is_all_that_is_left_without_evaluations(plans: list[Plan]) -> None:
-    assert all('"evaluate_plan"' in call for call in allowed_calls(request(), plans))
-    assert len(allowed_calls(request(), plans)) == len(plans)
+    known = options(plans)
+    assert all('"evaluate_plan"' in call for call in allowed_calls(request(), known))
+    assert len(allowed_calls(request(), known)) == len(plans)
     done = request(trial(plans[0], 0.5), trial(plans[1], 0.9), trial(plans[2], None), evaluations=0)
-    keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, plans)]
+    keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, known)]
     assert keys == [plans[1].plan_id, plans[0].plan_id]
-    assert allowed_calls(request(trial(plans[0], None), evaluations=0), plans) == []
+    assert allowed_calls(request(trial(plans[0], None), evaluations=0), known) == []
     earlier = request(trial(plans[0], 0.5))  # of another conversation
-    assert all('"evaluate_plan"' in call for call in allowed_calls(earlier, plans))
+    assert all('"evaluate_plan"' in call for call in allowed_calls(earlier, known))
 
 
 def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:
@@ -148,26 +162,12 @@ def test_a_turn_without_any_choice_has_one_end_token(base: Base, plans: list[Pla
 
 
 def test_log_probabilities_are_those_of_a_forward_pass_over_the_same_tokens(base: Base, plans: list[Plan]) -> None:
-    import torch
-
     one = row(base, request(), plans, "a")
     other = row(base, request(trial(plans[3])), plans, "b")._replace(context=[*one.context[:50], *one.context[90:]])
     for temperature in (1.0, 0.7):
         drawn = Sampler(base.model, base.tokenizer).draw([one, other, one], Sampling(temperature))
         for asked, turn in zip([one, other, one], drawn, strict=True):
-            ids = torch.tensor([[*asked.context, *turn.ids]])
-            base.model.set_attn_implementation("eager")  # not the sampler's own way
-            with torch.inference_mode():
-                logits = base.model(input_ids=ids).logits[0].double() / temperature
-            expected = torch.log_softmax(logits, -1)
-            places = range(len(asked.context) - 1, ids.shape[1] - 1)
-            found = [
-                (float(expected[at, token]), logprob)
-                for at, token, logprob, chosen in zip(places, turn.ids, turn.logprobs, turn.mask, strict=True)
-                if chosen
-            ]
-            assert found and np.allclose(*np.array(found).T, atol=1e-4)
-            assert all(p == 0.0 for p, chosen in zip(turn.logprobs, turn.mask, strict=True) if not chosen)
+            close(base, asked.context, turn, 1e-4, temperature)
 
 
 def test_a_batch_is_what_its_rows_are_alone(base: Base, plans: list[Plan]) -> None:
@@ -180,23 +180,113 @@ def test_a_batch_is_what_its_rows_are_alone(base: Base, plans: list[Plan]) -> No
         assert np.allclose(alone.logprobs, turn.logprobs, atol=1e-4)
 
 
-def test_what_the_last_batch_left_in_the_cache_changes_nothing(base: Base, plans: list[Plan]) -> None:
+def continued(base: Base, rows: list[Row], drawn: list[Any], told: str) -> list[Row]:
+    """The rows of the next turn: what was said, and what was answered."""
+    answer = base.tokenizer.encode(told, add_special_tokens=False)
+    return [
+        r._replace(context=[*r.context, *d.ids, *answer], seed=r.seed + "+") for r, d in zip(rows, drawn, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_later_turns_go_on_from_what_was_read_and_are_what_a_fresh_model_says(
+    folder: Path, plans: list[Plan], dtype: str, is_shared: bool
+) -> None:
+    base = load_base(BaseSettings(name=str(folder), device="cpu", dtype=dtype), folder)
+    kept = Sampler(base.model, base.tokenizer, is_shared)
+    rows = [row(base, request(), plans, f"s{i}")._replace(conversation=f"c{i}") for i in range(4)]
+    read = 0
+    for turn in range(4):
+        turns = kept.draw(rows, Sampling(1.0))
+        fresh = Sampler(base.model, base.tokenizer, is_shared)
+        for one, again in zip(turns, fresh.draw(rows, Sampling(1.0)), strict=True):
+            if dtype == "float32":
+                assert one.ids == again.ids and np.allclose(one.logprobs, again.logprobs, atol=1e-4)
+        new, read = kept.tokens_read - read, kept.tokens_read
+        if turn:
+            assert new < 0.6 * fresh.tokens_read  # what was said is short here, beside the prompt
+            for asked, one in zip(rows, turns, strict=True):
+                close(base, asked.context, one, 1e-4 if dtype == "float32" else 0.1)
+        rows = continued(base, rows, turns, "<answer>")
+        if turn == 0:  # one is over, the others come in another order
+            rows = [rows[2], rows[0], rows[3]]
+        if turn == 1:  # and one that begins otherwise takes its place
+            rows = [rows[1], row(base, request(evaluations=2), plans, "new")._replace(conversation="new"), rows[2]]
+
+
+def close(base: Base, context: Any, drawn: Any, tolerance: float, temperature: float = 1.0) -> None:
+    """Its log-probabilities are those of a forward pass over the same tokens."""
+    import torch
+
+    ids = torch.tensor([[*context, *drawn.ids]])
+    base.model.set_attn_implementation("eager")  # not the sampler's own way
+    with torch.inference_mode():
+        logits = base.model(input_ids=ids).logits[0].double() / temperature
+    expected = torch.log_softmax(logits, -1)
+    places = range(len(context) - 1, ids.shape[1] - 1)
+    found = [
+        (float(expected[at, token]), logprob)
+        for at, token, logprob, chosen in zip(places, drawn.ids, drawn.logprobs, drawn.mask, strict=True)
+        if chosen
+    ]
+    assert found and np.allclose(*np.array(found).T, atol=tolerance)
+    assert all(p == 0.0 for p, chosen in zip(drawn.logprobs, drawn.mask, strict=True) if not chosen)
+
+
+def test_nothing_depends_on_what_was_kept(base: Base, plans: list[Plan]) -> None:
+    """Other prompts, a conversation of the same name that says something else, rows that are held apart as on a GPU."""
     first, second = row(base, request(), plans, "x"), row(base, request(evaluations=2), plans, "y")
-    sampler = Sampler(base.model, base.tokenizer)
-    fresh = [Sampler(base.model, base.tokenizer).draw([one], Sampling(1.0))[0].ids for one in (first, second, first)]
-    assert [sampler.draw([one], Sampling(1.0))[0].ids for one in (first, second, first)] == fresh
+    other = first._replace(context=[*first.context[:200], *first.context[100:]])
+    batches = [[first, second], [second, first], [first], [other, first], [first, first, second]]
+    batches = [[one._replace(conversation=f"c{i}") for i, one in enumerate(batch)] for batch in batches]
+    for is_shared in (True, False):
+        sampler = Sampler(base.model, base.tokenizer, is_shared)
+        for batch in batches:
+            fresh = Sampler(base.model, base.tokenizer)
+            found, expected = sampler.draw(batch, Sampling(1.0)), fresh.draw(batch, Sampling(1.0))
+            assert [one.ids for one in found] == [one.ids for one in expected]
+            for one, same in zip(found, expected, strict=True):
+                assert np.allclose(one.logprobs, same.logprobs, atol=1e-4)
+
+
+def test_what_does_not_fit_at_once_is_sampled_in_parts(base: Base, plans: list[Plan]) -> None:
+    rows = [row(base, request(), plans, f"s{i}") for i in range(5)]
+    whole = Sampler(base.model, base.tokenizer).draw(rows, Sampling(1.0))
+    small = Sampler(base.model, base.tokenizer)
+    small._batch_tokens = len(rows[0].context) + 600
+    assert [one.ids for one in small.draw(rows, Sampling(1.0))] == [one.ids for one in whole]
+
+
+def test_a_long_context_passes_through_in_chunks(base: Base, plans: list[Plan], monkeypatch: Any) -> None:
+    rows = [row(base, request(), plans, f"s{i}")._replace(conversation=str(i)) for i in range(2)]
+    rows[1] = rows[1]._replace(context=[*rows[1].context, *rows[1].context[-90:]])
+    expected = Sampler(base.model, base.tokenizer).draw(rows, Sampling(1.0))
+    monkeypatch.setattr("policy.sampling.CHUNK", 37)
+    apart = Sampler(base.model, base.tokenizer, is_shared=False)
+    assert [one.ids for one in apart.draw(rows, Sampling(1.0))] == [one.ids for one in expected]
 
 
 def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
-    logits = np.log(np.array([0.5, 0.2, 0.2, 0.1], np.float32))
-    allowed = np.array([0, 1, 3])
-    drawn = [pick(logits, allowed, Sampling(1.0), (i + 0.5) / 800)[0] for i in range(800)]
+    import torch
+
+    logits = torch.log(torch.tensor([0.5, 0.2, 0.2, 0.1]))
+
+    def picked(sampling: Sampling, *uniforms: float) -> list[Picked]:
+        masks = np.full((len(uniforms), 1), 0b1011, np.int32)
+        return pick(logits.repeat(len(uniforms), 1), masks, sampling, uniforms)
+
+    def tokens(sampling: Sampling, count: int) -> list[int]:
+        return [one.token for one in picked(sampling, *((i + 0.5) / count for i in range(count)))]
+
+    drawn = tokens(Sampling(1.0), 800)
     assert [drawn.count(token) for token in (0, 1, 2, 3)] == [500, 200, 0, 100]
-    assert pick(logits, allowed, Sampling(1.0), 0.99)[1] == pytest.approx(np.log(0.1))
-    assert {pick(logits, allowed, Sampling(1.0, 0.6), u)[0] for u in np.linspace(0, 0.999, 50)} == {0}
-    assert {pick(logits, allowed, Sampling(1.0, 0.7), u)[0] for u in np.linspace(0, 0.999, 50)} == {0, 1}
-    assert pick(logits, allowed, Sampling(0.0), 0.9)[0] == 0
-    cold = [pick(logits, allowed, Sampling(0.5), (i + 0.5) / 300)[0] for i in range(300)]
+    (last,) = picked(Sampling(1.0), 0.99)
+    assert last.token == 3 and last.logprob == pytest.approx(np.log(0.1)) and last.allowed == 3
+    assert set(tokens(Sampling(1.0, 0.6), 50)) == {0}
+    assert set(tokens(Sampling(1.0, 0.7), 50)) == {0, 1}
+    assert picked(Sampling(0.0), 0.9)[0].token == 0
+    cold = tokens(Sampling(0.5), 300)
     assert [cold.count(token) for token in (0, 1, 3)] == [250, 40, 10]
 
 
@@ -223,7 +313,7 @@ def policy(folder: Path) -> object:
     made.close()
 
 
-def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy) -> None:
+def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy, plans: list[Plan]) -> None:
     def group() -> list[Step]:
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(lambda i: policy.step(request(rollout=i, beside=4)), range(4)))
@@ -234,6 +324,10 @@ def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy) -> Non
         assert step.sampled is not None and step.stop == "tool_calls" and step.usage is not None
         assert step.usage.output_tokens == len(step.sampled.token_ids)
         assert set(step.sampled.mask) == {0, 1} and step.sampled.temperature == 1.0
+    at_once = policy.steps([request(rollout=i) for i in range(4)])
+    assert at_once == first
+    done = request(trial(plans[0], None), evaluations=0)
+    assert [step.stop for step in policy.steps([done, request(rollout=1)])] == ["end", "tool_calls"]
     alone = policy.step(request(rollout=2))
     assert alone.tool_calls == first[2].tool_calls
     assert policy.name == "local:tiny" and 0 < policy.peak_rss_bytes < 2.5e9

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tools.records import Record
-from training.evaluate import Cell, Shape
+from training.evaluate import Cell
+from training.replaying import Shape
 
 RESAMPLES = 2000
 

@@ -1,8 +1,9 @@
 """Trajectories from a record file: what a good policy would have said, had it been asked at a recorded shape.
 
-Prompt (shape + contrastive exemplars) → a short analysis → a plan, its recorded answer, … → submit. The plans of the
-rollouts of one group are drawn with P ∝ exp(ratio / temperature), so that a group holds better and worse ones; what is
-said of them is true of the recorded numbers. Exemplars never come from held-out shapes. Everything is seeded.
+Prompt (shape, contrastive exemplars, a list of plans that should do well) → a short analysis → a plan, its recorded
+answer, … → submit. The first rollouts of a group draw the best recorded plans, best first; the others draw with
+P ∝ exp(ratio / temperature), so that a group holds better and worse ones. What is said of them is true of the recorded
+numbers. Nothing in a prompt comes from held-out shapes. Everything is seeded.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memory.exemplars import MemorySettings, softmax_draw
-from memory.exemplars_read import Selection, Tried, nearest, recorded_at, select
-from policy.compact import PROMPT_VERSION, compact_answer, compact_prompt, compact_tools, plan_arguments
+from memory.exemplars_read import Selection, Tried
+from memory.shortlist import Expected
+from policy.compact import PROMPT_VERSION, compact_answer, compact_tools, plan_arguments
 from policy.redacting import Secrets
 from policy.rendering import result_text
 from policy.reward import (
@@ -28,22 +31,47 @@ from policy.reward import (
 )
 from policy.settings import LOCAL_QUOTA
 from tools.record_file import Records
-from tools.records import DeviceInfo, Evaluation, Family, Plan, Status, Task, Variant, content_hash
+from tools.records import DeviceInfo, Evaluation, Family, Status, Task, content_hash
 from training.export import prompt_message, tools_json
 from training.rows import Provenance, RewardParts, Row, RowCall, Turn
+from training.saying import after, opening, plan_of, verdict
+from training.shelf import Part, Shelf
 from training.splits import split_of
+
+
+class Kind(NamedTuple):
+    """Of a group's prompt. ``is_later``: as a session's later rounds have it, with some plans of the shape tried."""
+
+    is_later: bool
+    evaluations: int
+    without: frozenset[Part] = frozenset()
+
+
+#: One group of a shape after the other. Mostly what a session tells; each part is also missing now and then, so that a
+#: model without it can be compared with one that has it.
+KINDS = (
+    Kind(False, LOCAL_QUOTA),
+    Kind(False, 1),
+    Kind(True, LOCAL_QUOTA),
+    Kind(False, LOCAL_QUOTA, frozenset({"shortlist"})),
+    Kind(False, 2, frozenset({"exemplars"})),
+    Kind(False, 1, frozenset({"exemplars", "shortlist"})),
+)
+#: Of the leaders' draw: an order by ratio in which what differs by less than the measurements' noise may change places.
+_LEADING_TEMPERATURE = 0.005
+#: A plan that is not in the prompt's list must be so much better, as a part of the ratio, to be taught instead of one.
+_OFF_LIST = 0.01
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """``evaluations``: budgets of the rollouts, one after the other. ``temperature``: of the draw, in units of the
-    ratio; small is greedy. ``top``: only so many of the best plans are drawn in the first rollout of a group, which is
-    the one to imitate."""
+    """``leaders``: the first rollouts of a group, which are the ones to imitate; ``top``: how many of the best plans
+    they may draw besides the listed ones. ``temperature``: of the others' draw, in units of the ratio."""
 
     seed: int = 0
-    groups_per_shape: int = 4
+    groups_per_shape: int = len(KINDS)
     group_size: int = 8
-    evaluations: tuple[int, ...] = (1, 2, LOCAL_QUOTA)
+    leaders: int = 2
     temperature: float = 0.1
     top: int = 3
     exemplars: int = 2
@@ -52,65 +80,37 @@ class Recipe:
 def synthesise(
     records: Records, families: Mapping[str, Family], recipe: Recipe, reward: RewardSettings, memory: MemorySettings
 ) -> Iterator[Row]:
-    tasks = records.tasks()
-    taught = [task.task_id for task in tasks if split_of(task) == "train"]
     shelf = Shelf(records, families)
-    for task in tasks:
-        pool = shelf.at(task)
-        if not [one for one in pool if one.score is not None]:
-            continue
-        near = [shelf.at(other) for other in nearest(task, taught, memory.nearest)]
-        for number in range(recipe.groups_per_shape):
-            yield from _group(records, task, pool, near, number, recipe, reward, memory)
-
-
-class Shelf:
-    """What was recorded at each shape, read once. Variants are shared: their sources would fill the memory."""
-
-    def __init__(self, records: Records, families: Mapping[str, Family]) -> None:
-        self._records = records
-        self._families = families
-        self._variants: dict[str, Variant] = {}
-        self._found: dict[str, list[Tried]] = {}
-
-    def at(self, task: Task) -> list[Tried]:
-        if task.task_id not in self._found:
-            found = recorded_at(self._records, self._families, task)
-            shared = [self._variants.setdefault(one.key, one.variant) for one in found]
-            self._found[task.task_id] = [
-                one.model_copy(update={"variant": variant, "timings": one.timings[:1]})
-                for one, variant in zip(found, shared, strict=True)
-            ]
-        return self._found[task.task_id]
+    for task in records.tasks():
+        if any(one.score is not None for one in shelf.at(task).values()):
+            for number in range(recipe.groups_per_shape):
+                yield from _group(shelf, task, number, recipe, reward, memory)
 
 
 def _group(
-    records: Records,
-    task: Task,
-    pool: Sequence[Tried],
-    near: Sequence[Sequence[Tried]],
-    number: int,
-    recipe: Recipe,
-    settings: RewardSettings,
-    memory: MemorySettings,
+    shelf: Shelf, task: Task, number: int, recipe: Recipe, settings: RewardSettings, memory: MemorySettings
 ) -> Iterator[Row]:
-    evaluations = recipe.evaluations[number % len(recipe.evaluations)]
+    kind = KINDS[number % len(KINDS)]
     rng = random.Random(content_hash(["synthesise", recipe.seed, task.task_id, number]))
-    known = _known(pool, near, number, rng, recipe, memory)
-    device = records.device.model_copy(update={"kind": "replay"})
-    baseline = records.baselines(task.task_id, "offline", "final") or records.baselines(
-        task.task_id, "offline", "screen"
-    )
-    head = compact_prompt(task, device, baseline.best_us() if baseline else None, known, evaluations)
-    shown = {one.key for one in (*known.exemplars, *known.own, *known.failures)}
-    unshown = [one for one in pool if one.key not in shown] or list(pool)
-    rollouts = [_drawn(unshown, evaluations, rng, recipe, first=index == 0) for index in range(recipe.group_size)]
-    rewards = [_reward(tried, settings) for tried in rollouts]
+    own = earlier(shelf, task, rng) if kind.is_later else []
+    seed = [recipe.seed, number, rng.random()]
+    head, known, listed = shelf.told(task, own, kind.evaluations, seed, recipe.exemplars, memory, kind.without)
+    done = {one.key for one in own}
+    everything = list(shelf.at(task).values())
+    pool = [one for one in everything if one.key not in done] or everything
+    rollouts = [
+        _leading(pool, listed, kind.evaluations, rng, recipe)
+        if index < recipe.leaders
+        else _drawn(pool, kind.evaluations, rng, recipe)
+        for index in range(recipe.group_size)
+    ]
+    rewards = [reward_of(tried, settings) for tried in rollouts]
     relative = smooth([r.value for r in rewards], settings)
+    records = shelf.records
     prompt = tuple(prompt_message(step, Secrets()) for step in head)
     group_id = content_hash(["records", records.device.label, task.task_id, number, [m.content for m in prompt]])
-    for index, (tried, own, group) in enumerate(zip(rollouts, rewards, relative, strict=True)):
-        turns = tuple(_conversation(tried, known))
+    for index, (tried, mine, group) in enumerate(zip(rollouts, rewards, relative, strict=True)):
+        turns = tuple(_conversation(tried, known, listed))
         yield Row(
             row_id=content_hash([group_id, index, [t.model_dump() for t in turns]]),
             group_id=group_id,
@@ -120,53 +120,55 @@ def _group(
             prompt=prompt,
             tools=tools_json(compact_tools()),
             turns=turns,
-            reward=own.value,
-            reward_parts=RewardParts(**own.parts, group=group),
-            status="ok" if own.parts.get("speed") else "failed",
-            provenance=_provenance(records, device, number, index, recipe),
+            reward=mine.value,
+            reward_parts=RewardParts(**mine.parts, group=group),
+            status="ok" if mine.parts.get("speed") else "failed",
+            provenance=_provenance(records, shelf.device, number, index, recipe),
         )
 
 
-def _known(
-    pool: Sequence[Tried],
-    near: Sequence[Sequence[Tried]],
-    number: int,
-    rng: random.Random,
-    recipe: Recipe,
-    memory: MemorySettings,
-) -> Selection:
-    """In turn: nothing of this shape (neighbours are shown), a few plans of it, nothing at all."""
-    seed = [recipe.seed, number, rng.random()]
-    match number % 4:
-        case 0 | 2:
-            own: list[Tried] = []
-        case 1:
-            own = rng.sample(list(pool), min(8, len(pool)))
-        case _:
-            return Selection()
-    return select(own, near, recipe.exemplars, seed, memory)
+def earlier(shelf: Shelf, task: Task, rng: random.Random) -> list[Tried]:
+    """What a session may have tried before: mostly plans from the head of the list."""
+    at = shelf.at(task)
+    likely = [one for one in shelf.expected(task) if one.plan.plan_id in at][:24]
+    count = min(rng.choice((1, LOCAL_QUOTA, 2 * LOCAL_QUOTA)), len(likely))
+    best_us = likely[0].time_us if likely else 1.0
+    drawn = softmax_draw([best_us / one.time_us for one in likely], count, 0.05, rng)
+    return [at[likely[i].plan.plan_id] for i in drawn] or rng.sample(list(at.values()), min(LOCAL_QUOTA, len(at)))
 
 
-def _drawn(pool: Sequence[Tried], count: int, rng: random.Random, recipe: Recipe, first: bool) -> list[Tried]:
+def _leading(
+    pool: Sequence[Tried], listed: Sequence[Expected], count: int, rng: random.Random, recipe: Recipe
+) -> list[Tried]:
+    """The best of the listed and of all plans, best first but for what cannot be told apart."""
+    ranked = _ranked(pool)
+    on_list = {one.plan.plan_id for one in listed}
+    most = ranked[0].score or 0.0
+    leading = [one for i, one in enumerate(ranked) if i < max(recipe.top, count) or one.key in on_list]
+    handicap = _OFF_LIST * most if listed else 0.0
+    scores = [(one.score or 0.0) - (0.0 if one.key in on_list else handicap) for one in leading]
+    return [leading[i] for i in softmax_draw(scores, count, _LEADING_TEMPERATURE, rng)]
+
+
+def _drawn(pool: Sequence[Tried], count: int, rng: random.Random, recipe: Recipe) -> list[Tried]:
     """``count`` different plans in the order of their trial; rejected ones count as slow as there are."""
-    ranked = sorted(pool, key=lambda one: (-(one.score or 0.0), one.key))
-    if first:
-        ranked = ranked[: max(recipe.top, count)]
+    ranked = _ranked(pool)
     picked = softmax_draw([one.score or 0.0 for one in ranked], count, recipe.temperature, rng)
     return [ranked[i] for i in picked]
 
 
-# --- what is said -----------------------------------------------------------------------------------------------------
+def _ranked(pool: Sequence[Tried]) -> list[Tried]:
+    return sorted(pool, key=lambda one: (-(one.score or 0.0), one.key))
 
 
-def _conversation(tried: Sequence[Tried], known: Selection) -> Iterator[Turn]:
+def _conversation(tried: Sequence[Tried], known: Selection, listed: Sequence[Expected]) -> Iterator[Turn]:
     best: Tried | None = None
     previous: Tried | None = None
     for number, one in enumerate(tried):
-        plan = _plan(one)
+        plan = plan_of(one)
         arguments = json.dumps(plan_arguments(plan))
         call = RowCall(id=f"call-{number}", name="evaluate_plan", arguments=arguments)
-        text = _opening(known, plan) if previous is None else _after(previous, best, plan)
+        text = opening(known, listed, plan) if previous is None else after(previous, best, listed, plan)
         yield Turn(role="assistant", content=text, tool_calls=(call,), trained=True)
         yield Turn(role="tool", content=_answer(one), tool_call_id=call.id, name=call.name)
         previous = one
@@ -174,51 +176,7 @@ def _conversation(tried: Sequence[Tried], known: Selection) -> Iterator[Turn]:
             best = one
     chosen = best or tried[-1]
     call = RowCall(id=f"call-{len(tried)}", name="submit", arguments=json.dumps({"key": chosen.key}))
-    verdict = f"Best ratio {chosen.score:.3f}." if chosen.score is not None else "No plan passed."
-    yield Turn(role="assistant", content=verdict, tool_calls=(call,), trained=True)
-
-
-def _opening(known: Selection, plan: Plan) -> str:
-    shown = known.own or known.exemplars
-    if not shown:
-        return f"Nothing is measured; {_named(plan)} suits the shape."
-    best = shown[0]
-    text = f"Best so far {best.score or 0.0:.3f}."
-    if len(shown) > 1 and best.score and shown[-1].score:
-        apart = _difference(_plan(shown[-1]), _plan(best))
-        text = f"{best.score / shown[-1].score:.2f}x by {apart}."
-    return f"{text} {_change(_plan(best), plan)}"
-
-
-def _after(previous: Tried, best: Tried | None, plan: Plan) -> str:
-    if previous.score is None:
-        return f"Rejected. {_change(_plan(best or previous), plan)}"
-    led = best is not None and best.key == previous.key
-    return f"{previous.score:.3f} {'leads' if led else 'is slower'}. {_change(_plan(best or previous), plan)}"
-
-
-def _change(before: Plan, after: Plan) -> str:
-    return f"Next: {_difference(before, after)}."
-
-
-def _difference(before: Plan, after: Plan) -> str:
-    """What one changes to get from one plan to the other."""
-    if before.family != after.family:
-        return _named(after)
-    changed = [f"{k}={v}" for k, v in after.knobs.items() if before.knobs.get(k) != v]
-    if before.b_layout != after.b_layout:
-        changed.insert(0, after.b_layout)
-    return " ".join(changed) or "the same plan"
-
-
-def _named(plan: Plan) -> str:
-    return f"{plan.family}/{plan.b_layout}"
-
-
-def _plan(one: Tried) -> Plan:
-    if one.variant.plan is None:  # pragma: no cover - a record file's variants are plans
-        raise ValueError(f"{one.key} is no plan of a family")
-    return one.variant.plan
+    yield Turn(role="assistant", content=verdict(best), tool_calls=(call,), trained=True)
 
 
 def _answer(one: Tried) -> str:
@@ -241,8 +199,8 @@ def evaluation_of(one: Tried) -> Evaluation:
     )
 
 
-def _reward(tried: Sequence[Tried], settings: RewardSettings) -> Reward:
-    """Of the best that was tried, as the loop has it (agent/nodes.py)."""
+def reward_of(tried: Sequence[Tried], settings: RewardSettings) -> Reward:
+    """Of the best of what is recorded, as the loop has it (agent/nodes.py); at least one."""
     best = max(tried, key=lambda one: one.score if one.score is not None else float("-inf"))
     length = len(best.variant.source)
     if best.score is not None:

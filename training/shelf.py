@@ -1,0 +1,106 @@
+"""What a record file holds of its shapes, each read once: variants, times, and what to expect of plans from other
+shapes. What teaches, collects and evaluates makes its prompts here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from memory.exemplars import MemorySettings
+from memory.exemplars_read import Selection, Tried, nearest, recorded_at, select
+from memory.shortlist import NEAR, Expected, expected, measured, shortlist
+from policy.compact import compact_prompt
+from tools.families import accepted_plans
+from tools.model import held_out
+from tools.record_file import Records
+from tools.records import BaselineResult, DeviceInfo, Family, Plan, Step, Task, Variant
+from training.splits import split_of
+
+Part = Literal["exemplars", "profiles", "shortlist"]
+#: What a prompt can be made without, to see what it is worth.
+PARTS: tuple[Part, ...] = ("exemplars", "profiles", "shortlist")
+
+
+class Told(NamedTuple):
+    """A rollout's prompt, and what it shows and lists."""
+
+    head: tuple[Step, ...]
+    known: Selection
+    listed: Sequence[Expected]
+
+
+class Shelf:
+    """Variants are shared: their sources would fill the memory. Expectations and exemplars come from training shapes
+    alone, never from the shape itself, and the model's constants are those that were fitted without it."""
+
+    def __init__(self, records: Records, families: Mapping[str, Family]) -> None:
+        self.records = records
+        self.device: DeviceInfo = records.device.model_copy(update={"kind": "replay"})
+        self._families = dict(families)
+        self._taught = [task.task_id for task in records.tasks() if split_of(task) == "train"]
+        self._variants: dict[str, Variant] = {}
+        self._found: dict[str, dict[str, Tried]] = {}
+        self._expected: dict[str, list[Expected]] = {}
+        self._plans: dict[str, list[Plan]] = {}
+        self._references: dict[str, float | None] = {}
+
+    def at(self, task: Task) -> Mapping[str, Tried]:
+        """By key, in the record file's order."""
+        if task.task_id not in self._found:
+            found = recorded_at(self.records, self._families, task)
+            shared = [self._variants.setdefault(one.key, one.variant) for one in found]
+            self._found[task.task_id] = {
+                one.key: one.model_copy(update={"variant": variant, "timings": one.timings[:1]})
+                for one, variant in zip(found, shared, strict=True)
+            }
+        return self._found[task.task_id]
+
+    def near(self, task: Task, count: int) -> list[Task]:
+        """Training shapes, closest first."""
+        return nearest(task, self._taught, count)
+
+    def expected(self, task: Task) -> Sequence[Expected]:
+        """Of every plan that the shape accepts, quickest first."""
+        if task.task_id not in self._expected:
+            near = [measured(other, self.at(other).values()) for other in self.near(task, NEAR)]
+            found = expected(self.plans(task), task, self.device, near, held_out(task))
+            self._expected[task.task_id] = found
+        return self._expected[task.task_id]
+
+    def plans(self, task: Task) -> Sequence[Plan]:
+        if task.task_id not in self._plans:
+            found = accepted_plans(self._families, task)
+            self._plans[task.task_id] = [v.plan for v in found if v.plan is not None]
+        return self._plans[task.task_id]
+
+    def reference_us(self, task: Task) -> float | None:
+        """Auto-tuned cuBLASLt, offline, at the best budget that was recorded."""
+        if task.task_id not in self._references:
+            baseline: BaselineResult | None = self.records.baselines(task.task_id, "offline", "final")
+            baseline = baseline or self.records.baselines(task.task_id, "offline", "screen")
+            self._references[task.task_id] = baseline.best_us() if baseline is not None else None
+        return self._references[task.task_id]
+
+    def told(
+        self,
+        task: Task,
+        own: Sequence[Tried],
+        evaluations: int,
+        seed: object,
+        exemplars: int,
+        memory: MemorySettings,
+        without: Collection[Part] = (),
+    ) -> Told:
+        """What a local model is told before a rollout. ``own``: what was tried at the shape so far."""
+        known = Selection()
+        if "exemplars" not in without:
+            near = (list(self.at(other).values()) for other in self.near(task, memory.nearest))
+            known = select(own, near, exemplars, seed, memory)
+        if "profiles" in without:
+            bare = tuple(one.model_copy(update={"profile": None}) for one in known.exemplars)
+            known = known.model_copy(update={"exemplars": bare})
+        listed = []
+        if "shortlist" not in without:
+            listed = shortlist(self.expected(task), {one.key for one in own})
+        head = compact_prompt(task, self.device, self.reference_us(task), known, evaluations, listed)
+        return Told(head, known, listed)

@@ -297,7 +297,7 @@ def simulated_worker(
         worker = object.__new__(module.Worker)
         worker.gpu, worker.kernels, worker.stream, worker.library = Gpu(), Kernels(), Stream(), Library()
         worker.uuid, worker.clocks, worker._bench = "GPU-simulated", ClockLog("GPU-simulated"), None
-        worker._module = lambda _: SimulatedModule(kernel, cost_us, dims)
+        worker.module = lambda _: SimulatedModule(kernel, cost_us, dims)
         yield SimpleNamespace(ask=lambda request: module.answer(worker, request), worker=worker)
 
 

@@ -132,6 +132,24 @@ class CudaDevice:
         result = TimingResult.model_validate(self._measure(variant, task, request, common, timeout_s, trace.append))
         return result, ClockTrace.model_validate(trace[0]) if trace else None
 
+    def verify_many(self, variants: Sequence[Variant], task: Task, depth: Depth) -> list[VerifyResult] | None:
+        """Candidates of one layout of B on the same operands, against one reference. None: ask for them one by one."""
+        request = {"op": "verify_many", "depth": depth}
+        found = self._together(variants, task, request, VERIFY_TIMEOUT_S)
+        return None if found is None else [VerifyResult.model_validate(result) for result in found["results"]]
+
+    def time_many(
+        self, variants: Sequence[Variant], task: Task, mode: Mode, budget: Budget
+    ) -> tuple[list[TimingResult], BaselineResult | None] | None:
+        """Candidates in one interleaved run with the references, and at the final budget what these took in it. None:
+        ask for them one by one."""
+        request = {"op": "time_many", "mode": mode, "budget": budget}
+        found = self._together(variants, task, request, TIME_TIMEOUT_S[budget])
+        if found is None:
+            return None
+        baselines = found["baselines"] and BaselineResult.model_validate(found["baselines"])
+        return [TimingResult.model_validate(result) for result in found["results"]], baselines
+
     def sanitize(self, variant: Variant, tasks: Sequence[Task]) -> SanitizeResult:
         compiled = self.compile(variant)
         if not compiled.ok:
@@ -244,6 +262,23 @@ class CudaDevice:
             on_trace(reply["trace"])
         record: dict[str, Any] = reply["record"]
         return record
+
+    def _together(
+        self, variants: Sequence[Variant], task: Task, request: dict[str, Any], timeout_s: float
+    ) -> dict[str, Any] | None:
+        """None where one of them does not compile, or whatever went wrong in the run: alone it is seen who did it."""
+        compiled = [self.compile(variant) for variant in variants]
+        if not all(result.ok for result in compiled):
+            return None
+        request |= {
+            "task": task.model_dump(mode="json"),
+            "candidates": [
+                {"variant": variant.model_dump(mode="json"), "cubin": str(self._cubin_path(result))}
+                for variant, result in zip(variants, compiled, strict=True)
+            ],
+        }
+        reply = self._ask(request, timeout_s)
+        return None if isinstance(reply, Lost) else reply.get("record")
 
     def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any] | Lost:
         """One exchange: the worker says that it has begun, having the GPU's lock, and then what came of it.

@@ -45,7 +45,7 @@ class RecordWriter(Records):
         with broken(path):
             if not path.exists() or path.stat().st_size == 0:
                 _create(path, device, measured_on or _now())
-            db = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            db = sqlite3.connect(path, isolation_level=None, timeout=10.0, check_same_thread=False)
         try:
             super().__init__(db, path)
             if (self.device.name, self.device.driver) != (device.name, device.driver):
@@ -136,7 +136,7 @@ class RecordWriter(Records):
     def put_sanitize(self, variant: Variant, result: SanitizeResult) -> None:
         """A plan has one result: runs at further shapes are added to those of a pass, and a failure replaces it."""
         if result.lasting:
-            merged = _merged(self.sanitized(variant.key), result)
+            merged = merged_sanitize(self.sanitized(variant.key), result)
             self._write("INSERT OR REPLACE INTO sanitizes VALUES (?, ?)", self._add_plan(variant), pack_json(merged))
 
     def put_profile(self, variant: Variant, task: Task, result: ProfileResult) -> None:
@@ -204,7 +204,8 @@ class RecordWriter(Records):
             return int(self._db.execute(sql, values).lastrowid or 0)
 
 
-def _merged(known: SanitizeResult | None, new: SanitizeResult) -> SanitizeResult:
+def merged_sanitize(known: SanitizeResult | None, new: SanitizeResult) -> SanitizeResult:
+    """A plan has one result: a failure stays, and the runs of passes are put together."""
     if known is None or (known.ok and not new.ok):
         return new
     if not known.ok:

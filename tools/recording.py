@@ -5,57 +5,54 @@ verify quick and a screen timing; the best few through verify full, sanitize and
 of the best one. Whatever the file holds already is not measured again, so an interrupted recording is resumed by the
 same command.
 
-By hand, on a host with a GPU: ``python -m tools.recording --device cuda:0 --out FILE --deadline 500``.
+By hand, on a host with GPUs: ``python -m tools.recording --device all --out FILE --deadline 500``.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
+import signal
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.device import Device, DeviceBroken
-from tools.families import ManifestError, accepted_plans, load_families
-from tools.gate import MemoryResults, Toolbox
-from tools.hgemm import ShapeError, hgemm
-from tools.model import ModelError, rank
+from tools.families import ManifestError, load_families
+from tools.hgemm import ShapeError, grid, hgemm
+from tools.model import ModelError
+from tools.record_merge import merge_files
 from tools.record_writer import RecordWriter
 from tools.recording_device import RecordingDevice
-from tools.records import HEADLINE_REFERENCE, MODES, DeviceInfo, Evaluation, Family, Status, Task, Variant, content_hash
-from tools.sanitize_shapes import sanitize_tasks
-from tools.shapes import Shape, parse_shapes_csv, regime, spread
+from tools.recording_farm import FarmSummary, Gpu, record_on
+from tools.recording_parts import parts_of
+from tools.recording_scope import Deadline, Echo, OutOfTimeError, Scope, jobs, unmeasured, unsanitized
+from tools.recording_shape import Profiles, record_shape
+from tools.records import Family
+from tools.shapes import Shape, parse_shapes_csv, spread
+from tools.visible_gpus import visible_gpus
 
-#: Exit code of ``main`` when the deadline came first.
+#: Exit codes of ``main``: the deadline came first; fewer shapes agree than should.
 OUT_OF_TIME = 3
-#: Starting ncu costs as much as some ten profiles; a deadline loses what waits for the batch to fill.
-PROFILE_BATCH = 16
+DISAGREES = 2
+GRIDS = {"spread": spread, "paper": lambda: spread(len(grid()))}
+EXAMPLES = """examples:
+  all 1000 shapes on every GPU of this machine, 24 plans each; again, to go on where it stopped:
+    %(prog)s --device all --grid paper --plans 24 --top 5 --server-top 3 --no-profiles --out h200.sqlite --deadline 560
+  every plan at your shapes on two GPUs:
+    %(prog)s --device cuda:0 --device cuda:1 --shapes my.csv --top 2 --out my.sqlite --deadline 500
+  recordings of two hosts with the same kind of GPU:
+    %(prog)s --merge a.sqlite b.sqlite --out both.sqlite
+  do 60 shapes, drawn at random, come out as they were recorded?
+    %(prog)s --check h200.sqlite --random 60 --seed 1 --device all --out again.sqlite --deadline 300
+"""
+
+#: (ordinal, compile processes) → the command of a recorder.
+RecorderArgv = Callable[[int, int], Sequence[str]]
 SANITIZE_BATCH = 128
-#: A candidate that fails verify full or sanitize gives its place to the next, up to this many times ``top``.
-FINALISTS_PER_PLACE = 2
-
-Echo = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Scope:
-    """How much is recorded of a shape. Regret can be computed only where ``plans`` is None."""
-
-    #: Finalists: verify full, sanitize, final timings.
-    top: int = 3
-    #: Of the finalists, so many are timed in server mode too, whose rounds are mostly waiting; None: all.
-    server_top: int | None = None
-    #: The plans that the analytical model ranks first, and its first of each family; None: every plan.
-    plans: int | None = None
-    profiles: bool = True
-
-    def digest(self, variants: Iterable[Variant]) -> str:
-        """Of all that makes the recording of a shape complete but its profile."""
-        keys = [variant.key for variant in variants]
-        return content_hash([self.top, *keys] if self.server_top is None else [self.top, self.server_top, *keys])
+_DEFAULT = Scope()
 
 
 @dataclass(frozen=True)
@@ -68,25 +65,12 @@ class RecordingSummary:
     finished: bool
 
 
-class _OutOfTimeError(Exception):
-    """The deadline has passed."""
-
-
 def _say(line: str) -> None:
     print(line, flush=True)
 
 
-class _Deadline:
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        return self._end - time.monotonic()
-
-    def check(self) -> None:
-        if self.left_s <= 0:
-            raise _OutOfTimeError
+def recorder_argv(ordinal: int, jobs: int) -> Sequence[str]:
+    return [sys.executable, "-m", "tools.recorder", "--ordinal", str(ordinal), "--jobs", str(jobs)]
 
 
 def record(
@@ -96,214 +80,81 @@ def record(
     out_path: Path,
     *,
     deadline_s: float,
-    scope: Scope = Scope(),
-    jobs: int | None = None,
+    scope: Scope = _DEFAULT,
+    processes: int | None = None,
     commit: str = "",
     echo: Echo = _say,
 ) -> RecordingSummary:
-    """Record HGEMM ``shapes`` in the order given until all are done or ``deadline_s`` seconds have passed.
+    """Record HGEMM ``shapes`` on an open device, in the order given, until all are done or ``deadline_s`` seconds have
+    passed. In this process alone; tools/recording_farm.py is for several GPUs.
 
     The deadline is looked at between tool calls, so it is overrun by at most one of them. ``commit`` names the source
     revision, for provenance. Raises DeviceBroken if the device or the file fails; what was measured until then is kept.
     """
-    deadline = _Deadline(deadline_s)
+    deadline = Deadline(deadline_s)
     tasks = [hgemm(*shape) for shape in shapes]
-    done = 0
     with RecordWriter(out_path, device.info) as writer:
         writer.put_meta({"commit": commit})
         through = RecordingDevice(device, writer)
-        toolbox = Toolbox(through, MemoryResults(), families)
-        profiles = _Profiles(through, toolbox, deadline)
+        profiles = Profiles(through, families, deadline)
+        todo = jobs(writer, families, tasks, scope, device.info)
+        done = len(tasks) - len(todo)
+        if done:
+            echo(f"{done} of {len(tasks)} shapes are in {out_path} already")
         finished = True
         try:
-            wanted = {task.task_id: _wanted(writer, families, task, scope, device.info) for task in tasks}
-            writer.check_contents({v.key: v for variants in wanted.values() for v in variants}.values())
-            digests = {key: scope.digest(variants) for key, variants in wanted.items()}
-            todo = [task for task in tasks if not writer.is_done(task, digests[task.task_id], scope.profiles)]
-            done = len(tasks) - len(todo)
-            if done:
-                echo(f"{done} of {len(tasks)} shapes are in {out_path} already")
-            _compile_ahead(through, _unmeasured(writer, wanted, todo), jobs or os.cpu_count() or 1, deadline, echo)
-            _sanitize_ahead(through, families, wanted, todo, deadline, echo)
-            for task in todo:
-                before, lacking, started = through.measured, through.unavailable, time.monotonic()
-                best, line = _record_task(toolbox, wanted[task.task_id], task, scope, deadline)
-                if best is not None and scope.profiles:
-                    profiles.add(best, task)
-                if through.unavailable == lacking:  # else a host that has the tool completes it
-                    writer.mark_done(task, digests[task.task_id], best)
+            wanted, at_once = unmeasured(todo), processes or os.cpu_count() or 1
+            for start in range(0, len(wanted), 4 * at_once):  # so that the deadline is looked at and progress shown
+                deadline.check()
+                if not through.compile_many(wanted[start : start + 4 * at_once], at_once):
+                    break
+                so_far = min(start + 4 * at_once, len(wanted))
+                echo(f"compiled {so_far} of {len(wanted)} plans ({deadline.left_s:.0f} s left)")
+            plans = unsanitized(writer, families, todo) if through.sanitizes_many else []
+            for start in range(0, len(plans), SANITIZE_BATCH):
+                deadline.check()
+                through.sanitize_many(plans[start : start + SANITIZE_BATCH])
+                so_far = min(start + SANITIZE_BATCH, len(plans))
+                echo(f"sanitized {so_far} of {len(plans)} plans ({deadline.left_s:.0f} s left)")
+            for job in todo:
+                found = record_shape(through, families, job, scope, deadline)
+                if found.best is not None and scope.profiles:
+                    profiles.add(found.best, job.task)
+                if found.complete:  # else a host that has the tool completes it
+                    writer.mark_done(job.task, job.digest, found.best)
                 writer.commit()
                 done += 1
-                echo(
-                    f"{done}/{len(tasks)} {task.label} {regime(task)}: {line} "
-                    f"({through.measured - before} measured in {time.monotonic() - started:.1f} s, "
-                    f"{max(0.0, deadline.left_s):.0f} s left)"
-                )
+                echo(f"{done}/{len(tasks)} {found.line}, {max(0.0, deadline.left_s):.0f} s left)")
             profiles.flush()
             if through.measured:
                 writer.compact()
-        except _OutOfTimeError:
+        except OutOfTimeError:
             finished = False
             profiles.flush(late=True)
             echo(f"deadline: {done} of {len(tasks)} shapes are complete in {out_path}; the same command goes on")
         return RecordingSummary(done, len(tasks), through.measured, finished)
 
 
-def _wanted(
-    writer: RecordWriter, families: Mapping[str, Family], task: Task, scope: Scope, info: DeviceInfo
-) -> list[Variant]:
-    """The plans to be recorded at ``task``. What the file holds of others there competes for the final timings."""
-    every = accepted_plans(dict(families), task)
-    if scope.plans is None:
-        return every
-    by_id = {variant.plan.plan_id: variant for variant in every if variant.plan is not None}
-    ranking = [ranked.plan for ranked in rank([v.plan for v in by_id.values() if v.plan], task, info)]
-    leaders = {plan.family: plan for plan in reversed(ranking)}
-    chosen = {plan.plan_id for plan in (*ranking[: scope.plans], *leaders.values())}
-    return [v for key, v in by_id.items() if key in chosen or writer.timed(v.key, task.task_id, "offline", "screen")]
-
-
-def _unmeasured(writer: RecordWriter, wanted: Mapping[str, Sequence[Variant]], tasks: Iterable[Task]) -> list[Variant]:
-    """Variants with a screen timing still to be taken, in the order in which they will be needed."""
-    found: dict[str, Variant] = {}
-    for task in tasks:
-        for variant in wanted[task.task_id]:
-            if variant.key not in found and not _screened(writer, variant, task):
-                found[variant.key] = variant
-    return list(found.values())
-
-
-def _screened(writer: RecordWriter, variant: Variant, task: Task) -> bool:
-    compiled = writer.compiled(variant.key)
-    if compiled is None or not compiled.ok:
-        return compiled is not None
-    verified = writer.verified(variant.key, task.task_id, "quick")
-    if verified is None or not verified.ok:
-        return verified is not None
-    return writer.timed(variant.key, task.task_id, "offline", "screen") is not None
-
-
-def _compile_ahead(
-    through: RecordingDevice, variants: Sequence[Variant], jobs: int, deadline: _Deadline, echo: Echo
-) -> None:
-    """In batches, so that the deadline is looked at and progress shown."""
-    batch = 4 * jobs
-    for start in range(0, len(variants), batch):
-        deadline.check()
-        if not through.compile_many(variants[start : start + batch], jobs):
-            return
-        echo(f"compiled {min(start + batch, len(variants))} of {len(variants)} plans ({deadline.left_s:.0f} s left)")
-
-
-def _sanitize_ahead(
-    through: RecordingDevice,
-    families: Mapping[str, Family],
-    wanted: Mapping[str, Sequence[Variant]],
-    todo: Sequence[Task],
-    deadline: _Deadline,
-    echo: Echo,
-) -> None:
-    """Every plan that compiles, in batches: several candidates share a process, whose start is most of the cost."""
-    if not through.sanitizes_many:
-        return
-    items: dict[str, tuple[Variant, Sequence[Task]]] = {}
-    for task in todo:
-        for variant in wanted[task.task_id]:
-            if variant.key not in items and through.compile(variant).ok:
-                items[variant.key] = (variant, sanitize_tasks(variant, task, families))
-    ordered = list(items.values())
-    for start in range(0, len(ordered), SANITIZE_BATCH):
-        deadline.check()
-        through.sanitize_many(ordered[start : start + SANITIZE_BATCH])
-        done = min(start + SANITIZE_BATCH, len(ordered))
-        echo(f"sanitized {done} of {len(ordered)} plans ({deadline.left_s:.0f} s left)")
-
-
-def _record_task(
-    toolbox: Toolbox, variants: Sequence[Variant], task: Task, scope: Scope, deadline: _Deadline
-) -> tuple[Variant | None, str]:
-    """The best finalist, which is worth a profile, and a progress line."""
-    deadline.check()
-    toolbox.baselines(task, "offline", "screen")
-    evaluated: list[tuple[Variant, Evaluation]] = []
-    for variant in variants:
-        deadline.check()
-        evaluated.append((variant, toolbox.evaluate(variant, task)))
-    timed = [(variant, evaluation) for variant, evaluation in evaluated if evaluation.ok]
-    timed.sort(key=lambda pair: (-(pair[1].ratio or 0.0), (pair[1].timing and pair[1].timing.time_us) or 0.0))
-    finalists: list[Variant] = []
-    for variant, _ in timed[: scope.top * FINALISTS_PER_PLACE]:
-        in_server = scope.server_top is None or len(finalists) < scope.server_top
-        if len(finalists) < scope.top and _finish(toolbox, variant, task, deadline, in_server):
-            finalists.append(variant)
-    # Winners are kept per layout of B, each against the baseline of its own layout.
-    for layout in {variant.b_layout for variant, _ in timed} - {variant.b_layout for variant in finalists}:
-        of_layout = [variant for variant, _ in timed if variant.b_layout == layout]
-        for variant in of_layout[:FINALISTS_PER_PLACE]:
-            if _finish(toolbox, variant, task, deadline):
-                finalists.append(variant)
-                break
-    for mode in MODES:
-        deadline.check()
-        toolbox.baselines(task, mode, "final")
-    line = f"{len(evaluated)} plans, {len(timed)} timed, {len(finalists)} finalists"
-    if not timed:
-        return None, line
-    if not finalists:
-        return timed[0][0], f"{line}, best screened {timed[0][1].ratio or 0:.3f}x {timed[0][0].label}"
-    finals = {v.key: toolbox.time(v, task, "offline", "final").row(HEADLINE_REFERENCE) for v in finalists}
-    ratios = {key: 0.0 if row is None else row.ratio for key, row in finals.items()}
-    winner = max(finalists, key=lambda variant: ratios[variant.key])
-    return winner, f"{line}, best {ratios[winner.key]:.3f}x {winner.label}"
-
-
-def _finish(toolbox: Toolbox, variant: Variant, task: Task, deadline: _Deadline, in_server: bool = True) -> bool:
-    """Verify full, sanitize, final timings. False if the candidate fell on the way. No sanitizer here is no failure."""
-    deadline.check()
-    if not toolbox.verify(variant, task, "full").ok:
-        return False
-    deadline.check()
-    if toolbox.sanitize(variant, task).status is Status.FAILED:
-        return False
-    for mode in (mode for mode in MODES if in_server or mode != "server"):
-        deadline.check()
-        toolbox.time(variant, task, mode, "final")
-    return True
-
-
-class _Profiles:
-    """Profiles to be taken, gathered over shapes because starting ncu costs more than a profile."""
-
-    def __init__(self, through: RecordingDevice, toolbox: Toolbox, deadline: _Deadline) -> None:
-        self._through = through
-        self._toolbox = toolbox
-        self._deadline = deadline
-        self._waiting: list[tuple[Variant, Task]] = []
-
-    def add(self, variant: Variant, task: Task) -> None:
-        self._waiting.append((variant, task))
-        if len(self._waiting) >= PROFILE_BATCH:
-            self.flush()
-
-    def flush(self, late: bool = False) -> None:
-        """``late``: although the deadline has passed, as the last call of shapes that are complete but for it."""
-        waiting, self._waiting = self._waiting, []
-        if waiting:
-            if not late:
-                self._deadline.check()
-            self._through.profile_many(waiting)
-        for variant, task in waiting:
-            self._toolbox.profile(variant, task)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.recording", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--device", default="cuda:0", help="cuda:N (default cuda:0)")
-    parser.add_argument("--out", type=Path, required=True, help="record file to begin or to go on with")
-    parser.add_argument("--deadline", type=float, required=True, metavar="SECONDS", help="stop after this long")
-    parser.add_argument("--shapes", type=Path, metavar="CSV", help="M,N,K a line (default: the built-in spread)")
+def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = recorder_argv) -> int:
+    """``recorder_argv``: what starts the recorder of GPU N, with so many compile processes."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.recording",
+        description=(__doc__ or "").split("\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--device", action="append", metavar="cuda:N", help="cuda:0 (default), repeated for more, or all"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="record file to begin or to go on with")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="stop after this long")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--shapes", type=Path, metavar="CSV", help="M,N,K a line (default: the built-in spread)")
+    what.add_argument("--grid", choices=sorted(GRIDS), help="spread: 128 shapes (default); paper: all 1000")
+    what.add_argument("--merge", type=Path, nargs="+", metavar="FILE", help="put these record files into --out")
+    what.add_argument("--check", type=Path, metavar="FILE", help="time recorded winners again, into --out, and compare")
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N shapes")
-    parser.add_argument("--top", type=int, default=3, help="finalists a shape (default 3)")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="finalists a shape (default 3)")
     parser.add_argument(
         "--server-top", type=int, metavar="N", help="time only N finalists in server mode (default all)"
     )
@@ -311,40 +162,111 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--plans", type=int, metavar="N", help="only the N plans that the analytical model ranks first (default: all)"
     )
     parser.add_argument("--no-profiles", action="store_true", help="take no profiles")
-    parser.add_argument("--jobs", type=int, help="compile processes (default: one a core)")
-    parser.add_argument("--commit", default="", help="source revision, kept as provenance")
+    parser.add_argument("--jobs", type=int, metavar="N", help="compile processes (default: one a core)")
+    parser.add_argument("--commit", default="", metavar="REVISION", help="source revision, kept as provenance")
+    parser.add_argument("--random", type=int, default=60, metavar="N", help="with --check: shapes (default 60)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="with --check: which shapes (default 0)")
+    parser.add_argument("--json", action="store_true", help="with --check: one JSON document on stdout")
     options = parser.parse_args(arguments)
-    kind, _, ordinal = options.device.partition(":")
-    if kind != "cuda" or not ordinal.isdigit():
-        parser.error(f"--device is cuda:N, for example cuda:0, not '{options.device}'")
+    if options.deadline is None and not options.merge:
+        parser.error("--deadline SECONDS is needed: how long may it take?")
+    if bad := [name for name in options.device or [] if not re.fullmatch(r"cuda:[0-9]{1,3}|all", name)]:
+        parser.error(f"--device is cuda:N, for example cuda:0, or all, not '{bad[0]}'")
     try:
-        shapes = parse_shapes_csv(options.shapes) if options.shapes else spread()
-        families = load_families()
-        from tools.cuda_device import CudaDevice
-
-        device = CudaDevice(int(ordinal))
-        try:
-            summary = record(
-                device,
-                families,
-                shapes[: options.limit],
-                options.out,
-                deadline_s=options.deadline,
-                scope=Scope(options.top, options.server_top, options.plans, not options.no_profiles),
-                jobs=options.jobs,
-                commit=options.commit,
-            )
-        finally:
-            device.close()
+        if options.merge:
+            return _merge(options.merge, options.out)
+        if options.check:
+            return _check(options, recorder_argv)
+        return _record(options, recorder_argv)
     except (DeviceBroken, ManifestError, ModelError, ShapeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
-        return 130
+        return int(getattr(error, "exit_code", 130))
+
+
+def _record(options: argparse.Namespace, argv: RecorderArgv) -> int:
+    shapes = parse_shapes_csv(options.shapes) if options.shapes else GRIDS[options.grid or "spread"]()
+    scope = Scope(options.top, options.server_top, options.plans, not options.no_profiles)
+    jobs = options.jobs or os.cpu_count() or 1
+    summary = record_on(
+        gpus_of(options.device, jobs, argv),
+        load_families(),
+        shapes[: options.limit],
+        options.out,
+        deadline_s=options.deadline,
+        scope=scope,
+        processes=jobs,
+        commit=options.commit,
+        echo=_say,
+    )
     print(f"{summary.shapes_done} of {summary.shapes_total} shapes, {summary.measured} measurements → {options.out}")
-    return 0 if summary.finished else OUT_OF_TIME
+    return exit_code(summary)
+
+
+def _check(options: argparse.Namespace, argv: RecorderArgv) -> int:
+    from tools.record_check import check
+
+    jobs = options.jobs or os.cpu_count() or 1
+    echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.json else _say
+    report, summary = check(
+        options.check,
+        options.random,
+        options.seed,
+        lambda: gpus_of(options.device, jobs, argv),
+        load_families(),
+        options.out,
+        deadline_s=options.deadline,
+        processes=jobs,
+        echo=echo,
+    )
+    print(report.to_json() if options.json else report.text())
+    if summary is not None and not summary.finished:
+        return exit_code(summary)
+    return 0 if report.agrees else DISAGREES
+
+
+def _merge(sources: Sequence[Path], out: Path) -> int:
+    merged = merge_files(sources, parts_of, out)
+    again = f"; {merged.again} were measured twice, of which the first is kept" if merged.again else ""
+    print(f"{merged.added} measurements of {len(sources)} files → {out}{again}")
+    return 0
+
+
+def exit_code(summary: FarmSummary) -> int:
+    if summary.interrupted is not None:
+        raise summary.interrupted
+    if summary.finished:
+        return 0
+    if summary.late:
+        return OUT_OF_TIME
+    left = summary.shapes_total - summary.shapes_done
+    why = f" ({summary.lost[-1]})" if summary.lost else ""
+    print(f"error: {left} shapes were not finished{why}; the same command goes on", file=sys.stderr)
+    return 1
+
+
+def gpus_of(given: Sequence[str] | None, jobs: int, argv: RecorderArgv) -> list[Gpu]:
+    """The GPUs that ``--device`` names. Raises DeviceBroken."""
+    names = list(dict.fromkeys(given or ["cuda:0"]))
+    if "all" in names:
+        if len(names) > 1:
+            raise DeviceBroken("--device all is all there are: name no others beside it")
+        count = gpus_here()
+        if not count:
+            raise DeviceBroken("--device all: this machine shows no NVIDIA GPU; name one, for example --device cuda:0")
+        names = [f"cuda:{ordinal}" for ordinal in range(count)]
+    return [Gpu(name, argv(int(name.removeprefix("cuda:")), max(1, jobs // len(names)))) for name in names]
+
+
+def gpus_here() -> int:
+    """How many GPUs a process of ours can see, by whatever tells."""
+    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    return len(visible_gpus()) or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` asks for an end like ctrl-C
     sys.exit(main())

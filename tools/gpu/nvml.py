@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from tools.records import Clocks, ClockTrace
@@ -101,3 +104,16 @@ class ClockLog:
 
     def _reasons(self, bits: int) -> tuple[str, ...]:
         return tuple(name for name, constant in _THROTTLES.items() if bits & int(getattr(self._nvml, constant, 0)))
+
+
+@cache
+def driver_version() -> str:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    except Exception:  # NVML is an accessory; the version is then read where the kernel module publishes it
+        with contextlib.suppress(OSError):
+            return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").split("Module")[1].split()[0]
+        return "unknown"

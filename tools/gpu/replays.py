@@ -140,8 +140,9 @@ def run_interleaved(
     clocks: ClockLog,
     aim_s: float | None = None,
     warm_s: float | None = None,
+    least: int = 0,
 ) -> dict[str, Any]:
-    """Samples per subject, one a round, all subjects in each round in random order.
+    """Samples per subject, one a round, all subjects in each round in random order; at least ``least`` rounds.
 
     Raises Rejected(SKIPPED_LAUNCH or WROTE_OUT_OF_BOUNDS) if any timed output, or a word beside one, is not what it
     should be.
@@ -149,7 +150,7 @@ def run_interleaved(
     effort = EFFORTS[budget]
     aim = effort.aim_s if aim_s is None else aim_s
     warm_until = time.monotonic() + (effort.warm_s if warm_s is None else warm_s)
-    wanted = rounds(budget, mode, len(prepared), round_s, aim_s)
+    wanted = max(least, rounds(budget, mode, len(prepared), round_s, aim_s))
     rng = np.random.default_rng(seed())
     stats, gaps = new_stats(1), cp.zeros(1, cp.uint64)
     samples: dict[str, list[float]] = {p.subject.name: [] for p in prepared}

@@ -8,7 +8,7 @@ plus 16 KN for FP64 B and |B| plus row blocks of at most BLOCK_BYTES.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cupy as cp
@@ -22,7 +22,7 @@ from tools.launching import ConcreteSpec
 from tools.memory_needs import too_large
 from tools.numerics import gamma32
 from tools.records import Depth, Reason, Status, Task, TierResult, Variant, VerifyResult
-from tools.verdicts import Rejected, SideEffects, Stats, Tier, baseline_bounded, judge, tiers
+from tools.verdicts import Rejected, SideEffects, Tier, baseline_bounded, judge, tiers
 
 
 def wait(gpu: Gpu, event: Event, deadline_s: float, what: str) -> None:
@@ -71,13 +71,20 @@ class Workspace:
 
 
 class Verifier:
-    """Runs the tiers of one variant at one task; buffers are allocated once and reused across tiers."""
+    """Runs the tiers of one variant at one task; buffers are allocated once and reused across tiers.
 
-    def __init__(self, gpu: Gpu, kernels: Kernels, module: Module, variant: Variant, task: Task, spec: ConcreteSpec):
+    ``beside``: another of the same task and layout of B, whose operands this one shares.
+    """
+
+    def __init__(
+        self, gpu: Gpu, kernels: Kernels, module: Module, variant: Variant, task: Task, spec: ConcreteSpec,
+        beside: Verifier | None = None,
+    ) -> None:  # fmt: skip
         self.gpu, self.kernels, self.variant, self.task = gpu, kernels, variant, task
         self.m, self.n, self.k = task.dims["M"], task.dims["N"], task.dims["K"]
         self.stream = kernels.stream
-        self.a, self.b = cp.empty(self.m * self.k, cp.uint16), cp.empty(self.n * self.k, cp.uint16)
+        self.a: Any = cp.empty(self.m * self.k, cp.uint16) if beside is None else beside.a
+        self.b: Any = cp.empty(self.n * self.k, cp.uint16) if beside is None else beside.b
         self.c = (GuardedBuffer(self.m * self.n), GuardedBuffer(self.m * self.n))
         self.workspace = Workspace(spec)
         self.deterministic = spec.deterministic
@@ -101,8 +108,9 @@ class Verifier:
             for place, bits in zip(places, (0x7C00, 0xFC00, 0x7E00), strict=True):
                 buffer[int(place)] = np.uint16(bits)
 
-    def run(self, tier: Tier, first: bool) -> tuple[list[Stats], SideEffects]:
-        """Candidate twice, then the reference. Returns a Stats per mode and the side-effect counters."""
+    def run(self, tier: Tier, first: bool) -> tuple[Any, Any]:
+        """The candidate twice, on the operands in place: what it left beside its outputs, and, to be filled, a row of
+        statistics for each mode; the last two rows compare the runs with each other."""
         counters = cp.zeros(6, cp.uint64)  # hashes of A, B before and after; guard words; state words
         stats = new_stats(len(tier.modes) + 2)
         for i, buffer in enumerate((self.a, self.b)):
@@ -120,12 +128,12 @@ class Verifier:
         first_c, second_c = self.c[0].data, self.c[1].data
         self.kernels.compare_copies(second_c, first_c, 1, 0, False, stats[-2])
         self.kernels.compare_copies(second_c, first_c, 1, 0, True, stats[-1])
+        return counters, stats
 
-        for rows, ref, bound, offset in self.product_blocks(bounded=tier.modes != ("exact",)):
-            for i, mode in enumerate(tier.modes):
-                self.kernels.compare(first_c[rows], ref, bound, offset, mode, gamma32(self.k), stats[i])
-        values = [int(v) for v in cp.asnumpy(counters)]
-        return read_stats(stats), SideEffects(values[4], values[0:2] != values[2:4], values[5])
+    def compare(self, tier: Tier, rows: slice, ref: Any, bound: Any, offset: int, stats: Any) -> None:
+        """The first run's rows with a block of the reference."""
+        for i, mode in enumerate(tier.modes):
+            self.kernels.compare(self.c[0].data[rows], ref, bound, offset, mode, gamma32(self.k), stats[i])
 
     def product_blocks(self, bounded: bool = True) -> Iterator[tuple[slice, Any, Any, int]]:
         """The reference on the operands now in place, block by block."""
@@ -143,40 +151,60 @@ class Verifier:
 
 
 def verify(
-    gpu: Gpu, kernels: Kernels, module: Module, variant: Variant, task: Task, spec: ConcreteSpec, depth: Depth,
+    gpu: Gpu, kernels: Kernels, candidates: Sequence[tuple[Module, Variant, ConcreteSpec]], task: Task, depth: Depth,
     cublas: Cublas, baseline_spread: Callable[[Verifier], float] | None,
-) -> VerifyResult:  # fmt: skip
-    """All tiers of ``depth``. Raises Rejected or CudaError; the worker turns them into records."""
+) -> list[VerifyResult]:  # fmt: skip
+    """All tiers of ``depth``. Candidates must have one layout of B in common: they then share the operands of each tier
+    and the reference, which is computed when all have run and costs more than they do.
+
+    Raises Rejected or CudaError for the first that is at fault; the worker turns them into records.
+    """
     started = time.monotonic()
-    verifier = Verifier(gpu, kernels, module, variant, task, spec)
-    results: list[TierResult] = []
-    accuracy: float | None = None
+    verifiers: list[Verifier] = []
+    for module, variant, spec in candidates:
+        beside = verifiers[0] if verifiers else None
+        verifiers.append(Verifier(gpu, kernels, module, variant, task, spec, beside))
+    passed: list[list[TierResult]] = [[] for _ in verifiers]
+    repeatable = [True] * len(verifiers)
+    accuracy: list[float | None] = [None] * len(verifiers)
     cublas_accuracy: float | None = None
-    repeatable = True
     for i, tier in enumerate(tiers(task.dims["K"], depth)):
-        verifier.draw(tier)
-        stats, side = verifier.run(tier, first=i == 0)
-        *against_reference, repeat, repeat_loose = stats
-        results.append(judge(tier, against_reference, repeat, repeat_loose, side, task, spec.deterministic))
-        repeatable &= repeat.mismatches == 0
-        if tier.name == "normal":
-            accuracy = stats[0].max_abs_error
-            if depth == "full":
-                cublas_accuracy = verifier.cublas_error(cublas)
-                if baseline_spread is not None:
-                    results.append(baseline_bounded(baseline_spread(verifier), accuracy, task))
-    return VerifyResult(
-        status=Status.OK,
-        variant_key=variant.key,
-        task_id=task.task_id,
-        depth=depth,
-        tiers=tuple(results),
-        bitwise_repeatable=repeatable,
-        max_abs_error=accuracy,
-        cublas_max_abs_error=cublas_accuracy,
-        peak_memory_bytes=int(cp.get_default_memory_pool().total_bytes()),
-        elapsed_s=time.monotonic() - started,
-    )
+        verifiers[0].draw(tier)
+        ran = [verifier.run(tier, first=i == 0) for verifier in verifiers]
+        for rows, ref, bound, offset in verifiers[0].product_blocks(bounded=tier.modes != ("exact",)):
+            for verifier, (_, stats) in zip(verifiers, ran, strict=True):
+                verifier.compare(tier, rows, ref, bound, offset, stats)
+        for v, (verifier, (counters, stats)) in enumerate(zip(verifiers, ran, strict=True)):
+            *against_reference, repeat, repeat_loose = read_stats(stats)
+            values = [int(value) for value in cp.asnumpy(counters)]
+            side = SideEffects(values[4], values[0:2] != values[2:4], values[5])
+            passed[v].append(judge(tier, against_reference, repeat, repeat_loose, side, task, verifier.deterministic))
+            repeatable[v] &= repeat.mismatches == 0
+            if tier.name == "normal":
+                accuracy[v] = against_reference[0].max_abs_error
+        if tier.name == "normal" and depth == "full":
+            cublas_accuracy = verifiers[0].cublas_error(cublas)
+            if baseline_spread is not None:
+                spread = baseline_spread(verifiers[0])
+                for results, error in zip(passed, accuracy, strict=True):
+                    results.append(baseline_bounded(spread, error or 0.0, task))
+    peak = int(cp.get_default_memory_pool().total_bytes())
+    took_s = time.monotonic() - started
+    return [
+        VerifyResult(
+            status=Status.OK,
+            variant_key=verifier.variant.key,
+            task_id=task.task_id,
+            depth=depth,
+            tiers=tuple(passed[v]),
+            bitwise_repeatable=repeatable[v],
+            max_abs_error=accuracy[v],
+            cublas_max_abs_error=cublas_accuracy,
+            peak_memory_bytes=peak,
+            elapsed_s=took_s / len(verifiers),
+        )
+        for v, verifier in enumerate(verifiers)
+    ]
 
 
 def fits(task: Task, gpu: Gpu) -> str | None:

@@ -25,6 +25,7 @@ from records_kit import AGENT, ROOT, agent, environment
 from agent import session as sessions
 from agent.devices import open_device
 from agent.errors import UsageError
+from agent.reporting.source import load
 from agent.session_record import export_record
 from scripts.scripted_model import Conversation, serving
 from scripts.source_session import OUT, SETTINGS, STORY, departures, differences, play, record, trace
@@ -120,6 +121,7 @@ def test_a_record_says_where_it_is_from(record_path: Path) -> None:
             assert "H200" in reader.device.name and reader.meta("clocks")
         assert reader.counts()["plans"] == 4
         assert record_path.stat().st_size < 1 << 17
+        assert load(record_path).variants.keys() == {kit.variants()[name].key for name in ("tiled.cu", "direct.cu")}
     finally:
         reader.close()
 

@@ -15,6 +15,7 @@ import typer
 
 from agent.certify_cli import certify
 from agent.chat_cli import chat
+from agent.collect_cli import collect
 from agent.compare_cli import compare
 from agent.docs_cli import app as index_app
 from agent.docs_cli import docs
@@ -277,6 +278,7 @@ app.command()(ui)
 app.add_typer(model_app, name="model")
 app.command()(docs)
 app.command()(export_trajectories)
+app.command()(collect)
 app.command()(export_record)
 app.command()(evaluate_policy)
 app.add_typer(train_app, name="train")

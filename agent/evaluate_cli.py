@@ -20,7 +20,6 @@ from agent.errors import UsageError
 if TYPE_CHECKING:
     from agent.config import Settings
     from training.evaluate import Cell, Player
-    from training.replaying import Shape
     from training.shelf import Part, Shelf
 
 SEARCHES = ("random", "search", "model", "shortlist")
@@ -88,7 +87,7 @@ def evaluate_policy(
         from training.evaluate import Plays
         from training.evaluate_cache import appending, read_cells
         from training.evaluate_table import lines, table
-        from training.replaying import shapes_of
+        from training.replaying import in_split, shapes_of
         from training.shelf import Shelf
 
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
@@ -101,7 +100,7 @@ def evaluate_policy(
             shelf = Shelf(device.records, families)
             players = _players(names, loaded, families, shelf, left_out, stack)
             players = _ablated(players, ablate or [])
-            shapes = _in_split(shapes_of(shelf), split)
+            shapes = in_split(shapes_of(shelf), split)
             plays = Plays(shelf, families, shapes, told_budgets, range(seeds), loaded.memory, loaded.policy.exemplars)
             path = cache or home_dir() / "evaluations.jsonl"
             known = read_cells(path)
@@ -305,14 +304,3 @@ def _parts(names: list[str]) -> frozenset[Part]:
         if name not in PARTS:
             raise UsageError(f"--without is {', '.join(PARTS[:-1])} or {PARTS[-1]}, not '{name}'")
     return frozenset(part for part in PARTS if part in names)
-
-
-def _in_split(shapes: list[Shape], split: str) -> list[Shape]:
-    from training.splits import split_of
-
-    if split not in ("heldout", "off_grid", "train", "all"):
-        raise UsageError(f"--split is heldout, off_grid, train or all, not '{split}'")
-    found = [shape for shape in shapes if split in ("all", split_of(shape.task))]
-    if not found:
-        raise UsageError(f"the records have no {split} shape: take another --split, or record some with `agent record`")
-    return found

@@ -24,7 +24,9 @@ from tools.records import (
     ToolCall,
     VerifyResult,
 )
+from training.errors import TrainingError
 from training.shelf import Shelf
+from training.splits import split_of
 from training.synthesise import evaluation_of
 
 #: Asks for turns, and is sent their steps.
@@ -58,6 +60,18 @@ def shapes_of(shelf: Shelf) -> list[Shape]:
                 ratios[plan.plan_id] = None
         if ratios:
             found.append(Shape(task, ratios, len(ratios) == len(plans)))
+    return found
+
+
+def in_split(shapes: Sequence[Shape], split: str) -> list[Shape]:
+    """Raises TrainingError for a split that there is not, or that the records have no shape of."""
+    if split not in ("heldout", "off_grid", "train", "all"):
+        raise TrainingError(f"--split is heldout, off_grid, train or all, not '{split}'")
+    found = [shape for shape in shapes if split in ("all", split_of(shape.task))]
+    if not found:
+        raise TrainingError(
+            f"the records have no {split} shape: take another --split, or record some with `agent record`"
+        )
     return found
 
 
@@ -146,15 +160,18 @@ class Rollout:
     def _told(self, plan: Plan) -> str:
         if not self.steps or self.steps[0].role == "assistant":
             return ""
+        return result_text(self.evaluation(plan), plan.plan_id, plan.label)
+
+    def evaluation(self, plan: Plan) -> Evaluation:
+        """What is recorded of a plan at this shape."""
         task = self._shape.task
         one = self._shelf.at(task).get(plan.plan_id)
         if one is not None:
-            return result_text(evaluation_of(one), plan.plan_id, plan.label)
+            return evaluation_of(one)
         verdict: dict[str, Any] = {"status": Status.NOT_RECORDED, "detail": "not recorded"}
         if (rejected := _rejection(self._shelf.records, plan.plan_id, task.task_id)) is not None:
             verdict = {"status": rejected.status, "reason": rejected.reason, "detail": rejected.detail}
-        answer = Evaluation(**verdict, variant_key=plan.plan_id, task_id=task.task_id)
-        return result_text(answer, plan.plan_id, plan.label)
+        return Evaluation(**verdict, variant_key=plan.plan_id, task_id=task.task_id)
 
 
 # --- side by side -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,101 @@
+"""The command ``agent collect``. agent/cli.py registers it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from agent.edge import guarded
+
+#: Seconds between two lines of progress.
+EVERY_S = 10.0
+
+
+def collect(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="rows.jsonl or rows.parquet, for agent train grpo.")],
+    adapter: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Of agent train (default: the base as it is).")
+    ] = None,
+    groups: Annotated[int, typer.Option(min=1, max=1000, help="Of a shape; each has a prompt of its own.")] = 4,
+    group_size: Annotated[int, typer.Option(min=1, max=64, help="Rollouts of a group.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Another one for every round of an iteration.")] = 0,
+    split: Annotated[str, typer.Option(help="train (default), heldout, off_grid or all shapes.")] = "train",
+    source: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="A record file (default: the H200's).")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Conversations side by side; hundreds on a GPU.")] = 8,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="E.g. --set policy.local.base.name=FOLDER."),
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="The summary as one JSON document on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Groups of rollouts of a local model on what was recorded, as rows to train on; nothing is measured.
+
+    Example: agent collect --adapter adapters/sft --out rows.jsonl
+    """
+    with guarded():
+        from agent.config import load_settings, parse_assignment
+        from policy.local_policy import LocalPolicy
+        from policy.redacting import Secrets
+        from tools.families import load_families
+        from tools.replay import ReplayDevice, default_path
+        from training.collect import Collection, collect
+        from training.export import Counts, Filters, export
+        from training.replaying import in_split, shapes_of
+        from training.rows import format_of
+        from training.shelf import Shelf
+        from training.writing import write_rows
+
+        format_of(out)
+        loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
+        given = str(adapter) if adapter is not None else loaded.policy.local.adapter
+        local = loaded.policy.local.model_copy(update={"adapter": given})
+        families, counts = load_families(), Counts()
+        with ExitStack() as stack:
+            policy = LocalPolicy(loaded.policy.model_copy(update={"name": "local", "local": local}), families)
+            stack.callback(policy.close)
+            device = ReplayDevice(source or default_path())
+            stack.callback(device.close)
+            shelf = Shelf(device.records, families)
+            shapes = in_split(shapes_of(shelf), split)
+            what = Collection(policy.identity(), seed, groups, group_size, loaded.policy.exemplars)
+            rows = collect(
+                policy,
+                shelf,
+                families,
+                shapes,
+                what,
+                loaded.reward,
+                loaded.memory,
+                batch,
+                Secrets.of(os.environ),
+                _Progress(quiet),
+            )
+            write_rows(out, export(rows, Filters(), counts))
+        said = counts.as_json()
+        if json_output:
+            print(json.dumps({"file": str(out), **said}))
+        else:
+            print(f"{out}: {said['rows']} rollouts in {said['groups']} groups; {said['with_reward']} with a reward")
+
+
+class _Progress:
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._begun = self._last = time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        now = time.monotonic()
+        if not self._quiet and (now - self._last >= EVERY_S or done == of):
+            self._last = now
+            rate = done / (now - self._begun)
+            print(f"{done} of {of} rollouts, {rate:.1f}/s", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor``, ``record`` and more.
+"""The command line: ``agent optimize``, ``resume``, ``show``, ``check``, ``devices``, ``doctor`` and more.
 
 Heavy packages are imported inside the commands, so that ``agent --help`` stays quick. Exit codes: see HELP. The
 command's result goes to stdout, progress to stderr.
@@ -20,11 +20,12 @@ from agent.compare_cli import compare
 from agent.docs_cli import app as index_app
 from agent.docs_cli import docs
 from agent.edge import complain, guarded, leave_with, sentence
-from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, Stopped, UsageError
+from agent.errors import EXIT_ERROR, EXIT_OK, EXIT_REJECTED, Stopped
 from agent.evaluate_cli import evaluate_policy
 from agent.export_cli import export_trajectories
 from agent.export_record_cli import export_record
 from agent.model_cli import app as model_app
+from agent.record_cli import record
 from agent.report_cli import report
 from agent.sweep_cli import sweep
 from agent.train_cli import app as train_app
@@ -227,48 +228,8 @@ def doctor(json_output: Json = False) -> None:
         raise typer.Exit(EXIT_OK if all(c.ok or not c.needed for c in checks) else EXIT_ERROR)
 
 
-@app.command()
-def record(
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Record file to begin or go on with, e.g. h200.sqlite.")],
-    deadline: Annotated[float, typer.Option(metavar="SECONDS", help="Stop after this long, e.g. 3600.")],
-    device: Annotated[str, typer.Option(metavar="cuda:N", help="The GPU to measure.")] = "cuda:0",
-    shapes: Annotated[Path | None, typer.Option(metavar="CSV", help="M,N,K a line; default: a spread of 128.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="Finalists per shape.")] = 3,
-    server_top: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Time only N finalists in server mode; default: all.")
-    ] = None,
-    plans: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Only the N plans that the model ranks first; default: all.")
-    ] = None,
-    profiles: Annotated[bool, typer.Option(help="Take the ncu profile of each shape's best.")] = True,
-    commit: Annotated[str, typer.Option(help="Source revision, kept as provenance.")] = "",
-) -> None:
-    """Measure all families on a GPU into a record file that `--device replay:FILE` answers from."""
-    with guarded():
-        from agent.devices import check_gpu, resolve
-        from tools.recording import OUT_OF_TIME
-        from tools.recording import main as record_families
-
-        gpu = resolve(device)
-        if not gpu.startswith("cuda:"):
-            raise UsageError(f"records are made on a GPU: --device cuda:0, not '{device}'")
-        check_gpu(gpu)
-        given = {
-            "--device": gpu,
-            "--out": out,
-            "--deadline": deadline,
-            "--shapes": shapes,
-            "--top": top,
-            "--server-top": server_top,
-            "--plans": plans,
-            "--commit": commit,
-        }
-        arguments = [f"{name}={value}" for name, value in given.items() if value is not None]
-        code = record_families(arguments + ([] if profiles else ["--no-profiles"]))
-        raise typer.Exit(EXIT_ERROR if code == OUT_OF_TIME else code)
-
-
 # Commands that have a module of their own.
+app.command()(record)
 app.command()(sweep)
 app.command()(certify)
 app.command()(compare)

@@ -134,3 +134,42 @@ def test_the_worker_gets_no_secrets_and_finds_the_package(tmp_path: Path, monkey
     body = answering('say({"broken": str(os.environ.get("OPENAI_API_KEY")), "restart": False})')
     with pytest.raises(DeviceBroken, match="cannot answer: None"):
         verify(body, tmp_path)
+
+
+# --- several at once ------------------------------------------------------------------------------------------------
+
+SEVERAL = """
+assert request["op"] == "verify_many" and [c["cubin"] for c in request["candidates"]] == ["x.cubin"] * 2
+record = {"results": [json.loads(%r)] * 2, "baselines": None}
+say({"record": record, "restart": False})
+"""
+
+
+def several(body: str, folder: Path) -> tuple[list[Status] | None, int]:
+    """Twice the same candidate, and then once more alone; how often a worker was started."""
+    with Scripted(body, folder) as device:
+        found = device.verify_many([VARIANT, VARIANT], TASK, "quick")
+        statuses = None if found is None else [result.status for result in found]
+        return statuses, device.started
+
+
+def test_several_at_once_have_an_answer_each(tmp_path: Path) -> None:
+    body = answering(SEVERAL % json.dumps(VERIFIED))
+    assert several(body, tmp_path) == ([Status.OK, Status.OK], 1)
+
+
+@pytest.mark.parametrize(
+    "body", ['say({"declined": "one of them is wrong", "restart": True})', "os._exit(9)", "time.sleep(60)"]
+)
+def test_several_at_once_are_never_blamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Whatever happens: nobody knows which of them it was."""
+    monkeypatch.setattr(cuda_device, "VERIFY_TIMEOUT_S", 0.3)
+    assert several(answering(body), tmp_path) == (None, 1)
+
+
+def test_after_several_at_once_came_to_nothing_one_alone_is_asked_for(tmp_path: Path) -> None:
+    body = answering(f'if request["op"] == "verify_many":\n    os._exit(9)\n{ANSWER}')
+    with Scripted(body, tmp_path) as device:
+        assert device.verify_many([VARIANT, VARIANT], TASK, "quick") is None
+        assert device.verify(VARIANT, TASK, "quick").ok
+        assert device.started == 2

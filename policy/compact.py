@@ -31,6 +31,7 @@ MAX_DETAIL = 160
 _KEPT = ("key", "status", "reason", "ratio", "error", "submitted", "remark")
 
 
+@cache
 def compact_tools() -> tuple[ToolSchema, ...]:
     return tuple(schema for schema in tool_schemas() if schema.name in TOOLS)
 

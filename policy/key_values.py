@@ -27,6 +27,13 @@ class Feed(NamedTuple):
     queries: Any  # [tokens], among the row's new ones
     longest: int  # new tokens of one row, at most
     hidden: Any  # [rows, 1, longest, slots], to be added to scores
+    grouped: dict[int, Any]  # the same for queries of so many heads, one after the other
+
+    def hidden_of(self, group: int) -> Any:
+        """Made once for all layers."""
+        if group not in self.grouped:
+            self.grouped[group] = self.hidden.repeat(1, 1, group, 1)
+        return self.grouped[group]
 
 
 class KeyValues:
@@ -112,7 +119,7 @@ class KeyValues:
         hidden = torch.zeros(unseen.shape, dtype=self._model.dtype, device=device)
         hidden.masked_fill_(unseen, torch.finfo(self._model.dtype).min)
         there = (torch.from_numpy(i).to(device) for i in (rows, self.lengths[rows] + queries, queries))
-        return Feed(next(there), next(there), next(there), longest, hidden[:, None])
+        return Feed(next(there), next(there), next(there), longest, hidden[:, None], {})
 
     def _forward(self, ids: list[int], positions: list[int], feed: Feed | None, wanted: list[int]) -> Any:
         torch, device = self._torch, self._model.device
@@ -178,7 +185,7 @@ class KeyValues:
         # Queries are arranged by the heads that share keys, so that these need not be copied for each.
         group = heads // shared
         asked = padded.transpose(1, 2).reshape(rows, shared, group * feed.longest, width)
-        hidden = feed.hidden.repeat(1, 1, group, 1)
+        hidden = feed.hidden_of(group)
         slots = feed.hidden.shape[-1]
         own = (keys[:, :, :slots], values[:, :, :slots])
         if self.prefix_length:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -214,12 +215,17 @@ def _row(request: PolicyRequest, calls: list[str], tokenizer: str) -> dict[str, 
     sampled = [step.sampled for step in steps if step.role == "assistant"]
     return {
         "messages": messages_of(steps),
-        "tools": tool_messages(compact_tools()),
+        "tools": _tools(),
         "own": [list(s.token_ids) if s is not None and s.tokenizer == tokenizer else None for s in sampled],
         "calls": calls,
         "seed": content_hash(["local", request.seed, request.rollout, len(request.steps)]),
         "conversation": content_hash([request.task.task_id, request.seed, request.rollout]),
     }
+
+
+@cache
+def _tools() -> list[dict[str, Any]]:
+    return tool_messages(compact_tools())
 
 
 def _step(turn: Mapping[str, Any], about: Mapping[str, Any], temperature: float) -> Step:

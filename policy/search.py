@@ -56,10 +56,6 @@ class SearchPolicy:
         self._method = method
         self._constants_of = constants_of
         self._plans: dict[str, tuple[Plan, ...]] = {}
-        if method == "tpe":
-            import optuna
-
-            optuna.logging.set_verbosity(optuna.logging.ERROR)
 
     @property
     def name(self) -> str:
@@ -130,6 +126,7 @@ def propose(
     index into the values that occur; an ask that is no open plan is replaced by the nearest open one of its arm."""
     import optuna
 
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
     space = _Space(plans)
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=startup_trials, constant_liar=True)
     study = optuna.create_study(direction="maximize", sampler=sampler)

@@ -317,7 +317,18 @@ def _card(job: Job, base: Base, result: Result) -> Mapping[str, Any]:
         "chat_template": "own" if base.template is None else base.template,
         "commit": commit(),
         "versions": {name: _version(name) for name in PACKAGES},
+        "device": _device(job),
     }
+
+
+def _device(job: Job) -> str:
+    """What it was trained on: names without a place."""
+    import torch
+
+    if job.settings.base.device == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    count = int(os.environ.get("WORLD_SIZE", "1"))
+    return f"{count} x {torch.cuda.get_device_name()}"
 
 
 def _version(package: str) -> str:

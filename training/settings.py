@@ -35,7 +35,7 @@ class LoopSettings(_Settings):
     weight_decay: float = Field(default=0.0, ge=0, le=1)
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e6)
     batch_size: int = Field(default=8, ge=1, le=4096, description="Rows a device at a time.")
-    max_length: int = Field(default=2048, ge=16, le=10**6, description="Tokens; longer rows are left out, never cut.")
+    max_length: int = Field(default=3072, ge=16, le=10**6, description="Tokens; longer rows are left out, never cut.")
     gradient_checkpointing: bool = Field(default=False, description="Less memory, a third more time.")
     seed: int = Field(default=0, ge=0, lt=2**31)
     log_steps: int = Field(default=10, ge=1, le=10**6)

@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.fakes import BatchingDevice, toy_families
 from tools.device import DeviceBroken
 from tools.recorder import serve
-from tools.records import BaselineResult, Budget, Mode, SanitizeResult, Task, TimingResult, Variant
+from tools.records import BaselineResult, Budget, Mode, Reason, SanitizeResult, Task, TimingResult, Variant
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,7 +39,7 @@ class DiaryDevice(ManyDevice):
         self._options = options
         self._diary = os.open(options.diary, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def _note(self, tool: str, variant: Variant | None, task: Task | None) -> None:
+    def _note(self, tool: str, variant: Variant | None, task: Task | None) -> Reason | None:
         options, line = self._options, "|".join(self.calls[-1])
         os.write(self._diary, f"{line}\n".encode())
         if options.broken_at and re.match(options.broken_at, line):
@@ -50,6 +50,7 @@ class DiaryDevice(ManyDevice):
                 options.go_on.read_text()
             else:
                 signal.pause()
+        return Reason.WRONG_RESULT if options.wrong and self.calls[-1].setting == options.wrong else None
 
     def baselines(self, task: Task, mode: Mode, budget: Budget) -> BaselineResult:
         found = super().baselines(task, mode, budget)
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--reached", type=Path, metavar="PIPE")
     parser.add_argument("--go-on", type=Path, metavar="PIPE")
     parser.add_argument("--broken-at", metavar="REGEX")
+    parser.add_argument("--wrong", metavar="DEPTH")
     parser.add_argument("--file-bytes", type=int)
     parser.add_argument("--in-fd", type=int, required=True)
     parser.add_argument("--out-fd", type=int, required=True)

@@ -16,7 +16,6 @@ from tools.recording_scope import Job, Scope, jobs
 from tools.records import Task, Variant
 from tools.shapes import Regime, regime, spread
 
-
 WHOLE = Scope()
 
 

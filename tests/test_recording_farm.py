@@ -20,7 +20,8 @@ from tools.families import accepted_plans
 from tools.hgemm import hgemm
 from tools.record_file import RecordReader
 from tools.record_merge import merge_files
-from tools.recording import record
+from tools.recorder import only
+from tools.recording import gpus_of, main, record
 from tools.recording_farm import FarmSummary, Gpu, record_on
 from tools.recording_parts import Parts, folder_of, parts_of
 from tools.recording_scope import Scope
@@ -111,7 +112,7 @@ FINAL = rf"time\|.*\|{TASK_IDS[3]}\|server/final"
 PROFILE = "profile"
 
 
-@pytest.mark.parametrize("call", [COMPILE, SANITIZE, SCREEN, PROFILE])
+@pytest.mark.parametrize("call", [COMPILE, SCREEN, PROFILE])
 def test_a_recorder_that_is_killed_is_named_and_the_other_finishes(
     tmp_path: Path, out: Path, whole: Path, call: str
 ) -> None:
@@ -170,7 +171,7 @@ def parent(tmp_path: Path, out: Path, call: str, *more: str) -> tuple[subprocess
         return process, int(told.readline())
 
 
-@pytest.mark.parametrize("call", [SANITIZE, SCREEN, FINAL])
+@pytest.mark.parametrize("call", [SANITIZE, FINAL])
 def test_kill_9_of_the_leader_loses_nothing(tmp_path: Path, out: Path, whole: Path, call: str) -> None:
     process, _ = parent(tmp_path, out, call)
     process.kill()
@@ -226,6 +227,42 @@ def test_none_that_can_go_on(tmp_path: Path, out: Path) -> None:
     with pytest.raises(DeviceBroken, match=r"the recorder of cuda:0 died \(code 2: .*unrecognized arguments"):
         run([gpu(tmp_path, 0, "--no-such-option")], out.with_name("other.sqlite"))
     assert not out.with_name("other.sqlite").exists()
+
+
+@pytest.mark.parametrize(
+    ("ordinal", "visible", "found"), [(1, None, "1"), (0, "3", "3"), (1, "GPU-a, GPU-b", "GPU-b"), (1, "3", None)]
+)
+def test_a_recorder_sees_its_gpu_alone(ordinal: int, visible: str | None, found: str | None) -> None:
+    if found is None:
+        with pytest.raises(DeviceBroken, match="there is no cuda:1: CUDA_VISIBLE_DEVICES=3 shows others only"):
+            only(ordinal, visible)
+    else:
+        assert only(ordinal, visible) == found
+
+
+def test_all_gpus_share_the_cores(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--device", "all", "--out", "x", "--deadline", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    gpus = gpus_of(["all"], 9, lambda ordinal, jobs: [str(ordinal), str(jobs)])
+    assert gpus == [Gpu("cuda:0", ["0", "4"]), Gpu("cuda:1", ["1", "4"])]
+    assert main([*arguments, "--device", "cuda:1"]) == 1
+    assert "--device all is all there are" in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert main(arguments) == 1
+    assert "this machine shows no NVIDIA GPU" in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The recorder itself, on a machine that has none, or whose packages for one are not there."""
+    out = tmp_path / "none.sqlite"
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.recording", "--device", "cuda:1", "--out", str(out), "--deadline", "60"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert re.search(r"^error: the recorder of cuda:1 died .*there is no cuda:1", done.stderr)
+    assert not out.exists() and not folder_of(out).exists()
 
 
 def test_gpus_that_differ_are_refused(tmp_path: Path, out: Path) -> None:

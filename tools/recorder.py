@@ -32,12 +32,15 @@ from tools.sanitize_shapes import sanitize_tasks
 
 Reply = dict[str, Any]
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
 
 class Recorder:
     """Between ``open`` and ``close`` it has a part; what ``base`` holds is not measured again."""
 
-    def __init__(self, device: Device, families: Mapping[str, Family], stop: Event) -> None:
+    def __init__(self, device: Device, families: Mapping[str, Family], stop: Event, name: str) -> None:
         self._device = device
+        self._name = name
         self._families = families
         self._stop = stop
         rendered = (render(family, plan) for family in families.values() for plan in plans(family))
@@ -59,7 +62,7 @@ class Recorder:
         except OutOfTimeError:
             return {"late": True, "measured": self._through.measured}
         except (DeviceBroken, OSError) as error:
-            return {"broken": str(error)}
+            return {"broken": str(error).replace("cuda:0", self._name)}  # the only one that this process sees
 
     def _open(self, request: dict[str, Any]) -> Reply:
         self._part = PartWriter(Path(request["part"]), self._device.info)
@@ -116,8 +119,9 @@ class Recorder:
         return [self._variants[key] for key in keys]
 
 
-def serve(device: Device, families: Mapping[str, Family], in_fd: int, out_fd: int) -> None:
-    """Answers one request after another until the other end closes; ``stop`` is heard at any time."""
+def serve(device: Device, families: Mapping[str, Family], in_fd: int, out_fd: int, name: str = "cuda:0") -> None:
+    """Answers one request after another until the other end closes; ``stop`` is heard at any time. ``name``: what the
+    GPU is called where there are others."""
     stop = Event()
     requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
@@ -133,11 +137,22 @@ def serve(device: Device, families: Mapping[str, Family], in_fd: int, out_fd: in
             pass
         os._exit(1)  # nobody is there any more; what is committed stays, and the next recording merges it
 
-    recorder = Recorder(device, families, stop)
+    recorder = Recorder(device, families, stop, name)
     Thread(target=listen, name="requests", daemon=True).start()
     while True:
         reply = recorder.answer(requests.get())
         write_frame(out_fd, json.dumps(reply).encode())
+
+
+def only(ordinal: int, visible: str | None) -> str:
+    """What lets a process see GPU ``ordinal`` of those it sees now as its only one, so that no library can take another
+    for its default. Raises DeviceBroken if it is not among them."""
+    if visible is None:
+        return str(ordinal)
+    names = [name.strip() for name in visible.split(",")]
+    if ordinal >= len(names) or names[ordinal] in ("", "-1"):
+        raise DeviceBroken(f"there is no cuda:{ordinal}: {VISIBLE}={visible} shows others only")
+    return names[ordinal]
 
 
 def _task(request: dict[str, Any]) -> Task:
@@ -152,13 +167,15 @@ def main() -> None:
     parser.add_argument("--in-fd", type=int, required=True)
     parser.add_argument("--out-fd", type=int, required=True)
     options = parser.parse_args()
+    try:
+        os.environ[VISIBLE] = only(options.ordinal, os.environ.get(VISIBLE))
+        families = load_families()
+    except (DeviceBroken, ManifestError) as error:
+        sys.exit(f"error: {error}")
     from tools.cuda_device import CudaDevice
 
-    try:
-        families = load_families()
-    except ManifestError as error:
-        sys.exit(f"error: {error}")
-    serve(CudaDevice(options.ordinal, jobs=options.jobs), families, options.in_fd, options.out_fd)
+    device = CudaDevice(0, jobs=options.jobs)
+    serve(device, families, options.in_fd, options.out_fd, f"cuda:{options.ordinal}")
 
 
 if __name__ == "__main__":

@@ -61,4 +61,4 @@ class Pace:
         """Seconds that so much work takes ``takers`` GPUs; None before anything was seen."""
         if not self._estimated_s:
             return None
-        return estimated_s * self._took_s / self._estimated_s / max(1, takers)
+        return max(0.0, estimated_s) * self._took_s / self._estimated_s / max(1, takers)

@@ -251,9 +251,8 @@ def test_what_our_exit_cut_off_is_tidied_up_in_silence() -> None:
         "from multiprocessing import resource_tracker\n"
         "resource_tracker.register('/mp-removed-already', 'semaphore')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60, check=True
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60, check=True)
     assert done.stderr == ""
 
 

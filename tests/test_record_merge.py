@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -218,3 +222,17 @@ def test_completeness_is_told_last_and_by_the_newest_part(tmp_path: Path) -> Non
             writer.add(RecordReader(b), latest_wins)
             digest = Scope(of).digest(accepted_plans(FAMILIES, task))
             assert writer.is_done(task, digest)
+
+
+def test_two_files_are_compared(tmp_path: Path) -> None:
+    a, b = made(tmp_path / "a", A), made(tmp_path / "b", B, Slower())
+    script = Path(__file__).parent.parent / "scripts" / "compare_records.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(a), str(b), "--json"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(script.parent.parent)},
+    )  # fmt: skip
+    found = json.loads(done.stdout)
+    plans = len(accepted_plans(FAMILIES, hgemm(*B[0])))
+    assert found["offline/screen"]["common"] == plans and found["server/final"]["common"] > 0
+    assert found["offline/screen"]["median"] == pytest.approx(-0.5, abs=1e-3)
+    assert found["offline/cuBLASLt us"]["within_1"] == 1.0

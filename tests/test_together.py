@@ -129,9 +129,9 @@ def test_a_recording_blames_the_one_that_is_bad(tmp_path: Path, kernel: Any) -> 
 
 def test_a_recording_together_is_that_of_one_by_one_in_a_third_of_the_runs(tmp_path: Path) -> None:
     files, asked = [], []
-    for device in (SimulatedDevice(), TogetherDevice()):
-        out = tmp_path / f"{type(device).__name__}.sqlite"
-        scope = Scope(top=3, server_top=2, profiles=False)
+    for together in (False, True):
+        device, out = TogetherDevice(), tmp_path / f"{together}.sqlite"
+        scope = Scope(top=3, server_top=2, profiles=False, together=together)
         record(device, FAMILIES, [SHAPE], out, deadline_s=600, scope=scope, echo=lambda _: None)
         files.append(RecordReader(out))
         asked.append(device.asked)

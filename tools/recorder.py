@@ -69,7 +69,8 @@ class Recorder:
         self._part.put_meta({"commit": request["commit"]})
         self._base = RecordReader(Path(request["base"]))
         self._scope = Scope(**{**request["scope"], "modes": tuple(request["scope"]["modes"])})
-        self._through = RecordingDevice(self._device, self._part, self._base, commit_every_s=0.0)
+        together = self._scope.together
+        self._through = RecordingDevice(self._device, self._part, self._base, commit_every_s=0.0, together=together)
         self._profiles = Profiles(self._through, self._families, Deadline(request["left_s"], self._stop))
         return {}
 

@@ -95,7 +95,7 @@ def record(
     tasks = [hgemm(*shape) for shape in shapes]
     with RecordWriter(out_path, device.info) as writer:
         writer.put_meta({"commit": commit})
-        through = RecordingDevice(device, writer)
+        through = RecordingDevice(device, writer, together=scope.together)
         profiles = Profiles(through, families, deadline)
         todo = jobs(writer, families, tasks, scope, device.info)
         done = len(tasks) - len(todo)
@@ -162,6 +162,7 @@ def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = r
         "--plans", type=int, metavar="N", help="only the N plans that the analytical model ranks first (default: all)"
     )
     parser.add_argument("--no-profiles", action="store_true", help="take no profiles")
+    parser.add_argument("--one-by-one", action="store_true", help="no two candidates in one run: as before, and slower")
     parser.add_argument("--jobs", type=int, metavar="N", help="compile processes (default: one a core)")
     parser.add_argument("--commit", default="", metavar="REVISION", help="source revision, kept as provenance")
     parser.add_argument("--random", type=int, default=60, metavar="N", help="with --check: shapes (default 60)")
@@ -188,7 +189,8 @@ def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = r
 
 def _record(options: argparse.Namespace, argv: RecorderArgv) -> int:
     shapes = parse_shapes_csv(options.shapes) if options.shapes else GRIDS[options.grid or "spread"]()
-    scope = Scope(options.top, options.server_top, options.plans, not options.no_profiles)
+    together = not options.one_by_one
+    scope = Scope(options.top, options.server_top, options.plans, not options.no_profiles, together=together)
     jobs = options.jobs or os.cpu_count() or 1
     summary = record_on(
         gpus_of(options.device, jobs, argv),

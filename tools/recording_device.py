@@ -78,7 +78,8 @@ class TimesMany(Protocol):
 class RecordingDevice:
     """A ``tools.device.Device``; ``measured`` and ``unavailable`` count what was asked of the real one.
 
-    ``base`` answers too; what is measured goes to ``writer``, and is committed every ``commit_every_s`` seconds.
+    ``base`` answers too; what is measured goes to ``writer``, and is committed every ``commit_every_s`` seconds. Not
+    ``together``: candidates are verified and timed one by one, whatever the device can.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class RecordingDevice:
         writer: RecordWriter,
         base: Records | None = None,
         commit_every_s: float | None = None,
+        together: bool = True,
     ) -> None:
         self._device = device
+        self._together = together
         self._writer = writer
         self._base = base
         self._commit_every_s = COMMIT_EVERY_S if commit_every_s is None else commit_every_s
@@ -120,7 +123,7 @@ class RecordingDevice:
 
     def verify_many(self, variants: Sequence[Variant], task: Task, depth: Depth) -> None:
         """Measures ahead what the file does not hold, where the device can do several at once. All must compile."""
-        if not isinstance(self._device, VerifiesMany):
+        if not self._together or not isinstance(self._device, VerifiesMany):
             return
         todo = [variant for variant in variants if self._verified(variant, task, depth) is None]
         for layout in dict.fromkeys(variant.b_layout for variant in todo):
@@ -164,7 +167,7 @@ class RecordingDevice:
     def time_many(self, variants: Sequence[Variant], task: Task, mode: Mode, budget: Budget) -> None:
         """Measures ahead what the file does not hold, where the device can do several at once; with them the baselines,
         where all references take part. All must have passed what ``time`` asks for."""
-        if not isinstance(self._device, TimesMany):
+        if not self._together or not isinstance(self._device, TimesMany):
             return
         todo = [variant for variant in variants if self._timed(variant, task, mode, budget) is None]
         for start in range(0, len(todo), TOGETHER):

@@ -33,6 +33,8 @@ class Scope:
     profiles: bool = True
     modes: tuple[Mode, ...] = MODES
     sanitize: bool = True
+    #: Several candidates in one run with the references, where the device can. The numbers mean the same.
+    together: bool = True
 
     def digest(self, variants: Iterable[Variant]) -> str:
         """Of all that makes the recording of a shape complete but its profile."""

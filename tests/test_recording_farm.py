@@ -215,18 +215,18 @@ def test_a_disk_that_is_full_is_one_sentence_and_nothing_is_lost(tmp_path: Path,
 
 def test_a_gpu_that_cannot_go_on_is_named(tmp_path: Path, out: Path, whole: Path) -> None:
     lines: list[str] = []
-    summary = run([gpu(tmp_path, 0, "--broken-at", COMPILE), gpu(tmp_path, 1)], out, lines)
-    assert summary.finished
+    summary = run([gpu(tmp_path, 0, "--broken-at", COMPILE)], out, lines)
+    assert not summary.finished and not summary.late
     assert summary.lost == ("cuda:0 cannot go on when it was to compile: the worker cannot be started",)
+    assert f"lost: {summary.lost[0]}" in lines
+    assert run([gpu(tmp_path, 1)], out).finished
     assert_same(out, whole)
 
 
-def test_none_that_can_go_on(tmp_path: Path, out: Path) -> None:
-    summary = run([gpu(tmp_path, 0, "--broken-at", FINAL)], out)
-    assert not summary.finished and not summary.late
+def test_none_that_can_be_opened(tmp_path: Path, out: Path) -> None:
     with pytest.raises(DeviceBroken, match=r"the recorder of cuda:0 died \(code 2: .*unrecognized arguments"):
-        run([gpu(tmp_path, 0, "--no-such-option")], out.with_name("other.sqlite"))
-    assert not out.with_name("other.sqlite").exists()
+        run([gpu(tmp_path, 0, "--no-such-option")], out)
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

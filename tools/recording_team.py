@@ -135,7 +135,7 @@ class Team:
             self.finish()
             if not found:
                 raise DeviceBroken(self.lost[-1] if self.lost else "there is no GPU to record on")
-            (first, one), *others = found.items()
+            (first, one), *others = [(hand.name, found[hand.name]) for hand in self._hands if hand.name in found]
             for name, other in others:
                 if (what := difference(one, other)) is not None:
                     raise DeviceBroken(f"{first} and {name} cannot share a record file: {what}; record them one by one")

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 from tools.device import DeviceBroken
 from tools.hgemm import hgemm
-from tools.record_file import RecordReader
+from tools.record_merge import part_opened
 from tools.record_writer import RecordWriter
 from tools.recording_cost import Pace, Queue, job_seconds
 from tools.recording_parts import Parts
@@ -26,6 +26,7 @@ from tools.recording_scope import Deadline, Echo, Job, Scope, jobs, unmeasured, 
 from tools.recording_team import START_S, Hand, Post, Reply, Request, Team
 from tools.records import DeviceInfo, Family, Task, Variant
 from tools.shapes import Shape
+from tools.text_files import irregular
 
 T = TypeVar("T")
 
@@ -128,8 +129,8 @@ class _Recording:
 
     def run(self, tasks: Sequence[Task], processes: int) -> FarmSummary:
         out = self._parts.out
-        opened = self._team.greet()
         early = self._known_device()
+        opened = self._team.greet()
         todo = None if early is None else self._todo(early, tasks)  # while the GPUs are opened: both take seconds
         if todo != []:
             info = opened()
@@ -267,15 +268,14 @@ class _Recording:
         self._measured += measured
 
     def _known_device(self) -> DeviceInfo | None:
-        """Of the record file, where there is one that can be read."""
-        try:
-            reader = RecordReader(self._parts.out)
-        except DeviceBroken:
+        """Of the record file; None if it is to be begun. Raises DeviceBroken for what is none, before a GPU opens."""
+        out = self._parts.out
+        if what := irregular(out):
+            raise DeviceBroken(f"the record file {out} {what}: give another path")
+        if not out.exists() or not out.stat().st_size:
             return None
-        try:
-            return reader.device
-        finally:
-            reader.close()
+        with part_opened(out) as records:  # not a reader, which refuses what a killed merge has left
+            return records.device if records is not None else None
 
     def _todo(self, info: DeviceInfo, tasks: Sequence[Task]) -> list[Job]:
         with RecordWriter(self._parts.out, info) as writer:

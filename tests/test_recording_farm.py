@@ -64,9 +64,13 @@ def calls(tmp_path: Path) -> list[str]:
     return [line for path in sorted(tmp_path.glob("diary-*")) for line in path.read_text().splitlines()]
 
 
-def repeated(tmp_path: Path) -> list[str]:
+#: Calls that are made for many plans at once, whose results are kept when all are there.
+BATCHED = ("profile", "compile", "sanitize")
+
+
+def repeated(tmp_path: Path, but: tuple[str, ...] = ("compile", "profile_many")) -> list[str]:
     """Measurements that were begun more than once."""
-    counts = Counter(line for line in calls(tmp_path) if not line.startswith(("profile_many", "compile")))
+    counts = Counter(line for line in calls(tmp_path) if not line.startswith(but))
     return [line for line, count in counts.items() if count > 1]
 
 
@@ -129,7 +133,7 @@ def test_a_recorder_that_is_killed_is_named_and_the_other_finishes(
     (sentence,) = summary.lost
     assert re.match(r"the recorder of cuda:[01] died \(SIGKILL\) ", sentence)
     assert f"lost: {sentence}; the other goes on" in lines
-    assert len(repeated(tmp_path)) <= 1, "but for the call under which it died"
+    assert len(repeated(tmp_path, BATCHED)) <= 1, "but for the call under which it died"
     assert_same(out, whole)
 
 
@@ -178,7 +182,7 @@ def test_kill_9_of_the_leader_loses_nothing(tmp_path: Path, out: Path, whole: Pa
     process.communicate()
     summary = run([gpu(tmp_path, 2)], out)  # waits for the orphans to let go of their parts
     assert summary.finished
-    assert len(repeated(tmp_path)) <= 2, "but for the two calls that ran"
+    assert len(repeated(tmp_path, BATCHED)) <= 2, "but for the two calls that ran"
     assert_same(out, whole)
 
 
@@ -209,7 +213,7 @@ def test_a_disk_that_is_full_is_one_sentence_and_nothing_is_lost(tmp_path: Path,
     kept = RecordReader(out).counts()["timings"]
     assert kept > 0
     assert run([gpu(tmp_path, 1)], out).finished
-    assert len(repeated(tmp_path)) <= 1
+    assert len(repeated(tmp_path, BATCHED)) <= 1
     assert_same(out, whole)
 
 
@@ -263,6 +267,14 @@ def test_without_a_gpu_it_is_one_sentence(tmp_path: Path, capsys: pytest.Capture
     assert done.returncode == 1
     assert re.search(r"^error: the recorder of cuda:1 died .*there is no cuda:1", done.stderr)
     assert not out.exists() and not folder_of(out).exists()
+
+
+def test_what_is_no_record_file_is_refused_before_a_gpu_is_opened(tmp_path: Path, out: Path) -> None:
+    (tmp_path / "text").write_text("not a database, this is " * 100)
+    for path, words in ((tmp_path, "is a folder, not a file"), (tmp_path / "text", "is not a database")):
+        with pytest.raises(DeviceBroken, match=words):
+            run([gpu(tmp_path, 0, "--no-such-option")], path)
+    assert not (tmp_path / "diary-0").exists()
 
 
 def test_gpus_that_differ_are_refused(tmp_path: Path, out: Path) -> None:

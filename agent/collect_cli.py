@@ -26,7 +26,9 @@ def collect(
     groups: Annotated[int, typer.Option(min=1, max=1000, help="Of a shape; each has a prompt of its own.")] = 4,
     group_size: Annotated[int, typer.Option(min=1, max=64, help="Rollouts of a group.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Another one for every round of an iteration.")] = 0,
-    split: Annotated[str, typer.Option(help="train (default), heldout, off_grid or all shapes.")] = "train",
+    split: Annotated[
+        str, typer.Option(help="train (default), heldout, off_grid, all; or several, with commas.")
+    ] = "train",
     source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="A record file (default: the H200's).")
     ] = None,

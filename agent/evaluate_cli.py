@@ -48,7 +48,9 @@ def evaluate_policy(
     adapter: Annotated[
         list[str] | None, typer.Option(metavar="NAME=FOLDER", help="An adapter of `agent train`; may be repeated.")
     ] = None,
-    split: Annotated[str, typer.Option(help="heldout (default), off_grid, train or all shapes.")] = "heldout",
+    split: Annotated[
+        str, typer.Option(help="heldout (default), off_grid, train, all; or several, with commas.")
+    ] = "heldout",
     budgets: Annotated[str, typer.Option(metavar="N,…", help="Evaluations.")] = "1,4,8,16",
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="Of each policy at each shape.")] = 3,
     source: Annotated[

@@ -121,18 +121,28 @@ def _resampled(groups: Sequence[Sequence[float]], rng: np.random.Generator) -> N
 
 
 def lines(rows: Sequence[PolicyRow], budgets: Sequence[int], against: str | None, markdown: bool) -> list[str]:
-    head = ["policy", *(f"{budget} evaluations" if budget > 1 else "1 evaluation" for budget in budgets)]
-    body = [[row.policy, *(_percent(row.regret[budget]) for budget in budgets)] for row in rows]
-    told = _grid([[*head, "not recorded", "invalid calls"], *(_counted(r, b) for r, b in zip(rows, body, strict=True))])
-    if not markdown:
-        told = _aligned([*map(_cells, told[:1]), *map(_cells, told[2:])])
-    if any(row.difference for row in rows):
-        differing = [[row.policy, *(_percent(row.difference[b]) for b in budgets)] for row in rows if row.difference]
-        second = _grid([head, *differing])
-        if not markdown:
-            second = _aligned([*map(_cells, second[:1]), *map(_cells, second[2:])])
-        told += ["", f"Regret less that of {against} at the same shape and seed, in % of the optimum:", "", *second]
-    return told
+    head = [*_head(budgets), "not recorded", "invalid calls"]
+    body = [_counted(row, [row.policy, *(_percent(row.regret[budget]) for budget in budgets)]) for row in rows]
+    return [*_shown([head, *body], markdown), *difference_lines(rows, budgets, against, markdown)]
+
+
+def difference_lines(
+    rows: Sequence[PolicyRow], budgets: Sequence[int], against: str | None, markdown: bool
+) -> list[str]:
+    """Empty where nothing is compared."""
+    differing = [[row.policy, *(_percent(row.difference[b]) for b in budgets)] for row in rows if row.difference]
+    if not differing:
+        return []
+    told = f"Regret less that of {against} at the same shape and seed, in % of the optimum:"
+    return ["", told, "", *_shown([_head(budgets), *differing], markdown)]
+
+
+def _head(budgets: Sequence[int]) -> list[str]:
+    return ["policy", *(f"{budget} evaluations" if budget > 1 else "1 evaluation" for budget in budgets)]
+
+
+def _shown(table: Sequence[Sequence[str]], markdown: bool) -> list[str]:
+    return _grid(table) if markdown else _aligned(table)
 
 
 def _counted(row: PolicyRow, body: list[str]) -> list[str]:
@@ -146,10 +156,6 @@ def _percent(found: Estimate | None) -> str:
 def _grid(table: Sequence[Sequence[str]]) -> list[str]:
     head, *body = ["| " + " | ".join(row) + " |" for row in table]
     return [head, "|---" * len(table[0]) + "|", *body]
-
-
-def _cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def _aligned(table: Sequence[Sequence[str]]) -> list[str]:

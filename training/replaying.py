@@ -64,10 +64,12 @@ def shapes_of(shelf: Shelf) -> list[Shape]:
 
 
 def in_split(shapes: Sequence[Shape], split: str) -> list[Shape]:
-    """Raises TrainingError for a split that there is not, or that the records have no shape of."""
-    if split not in ("heldout", "off_grid", "train", "all"):
-        raise TrainingError(f"--split is heldout, off_grid, train or all, not '{split}'")
-    found = [shape for shape in shapes if split in ("all", split_of(shape.task))]
+    """Of one split, or of several with commas between. Raises TrainingError for one that there is not, or if the
+    records have no shape of any."""
+    asked = [name.strip() for name in split.split(",")]
+    if unknown := [name for name in asked if name not in ("heldout", "off_grid", "train", "all")]:
+        raise TrainingError(f"--split is heldout, off_grid, train or all, not '{unknown[0]}'")
+    found = [shape for shape in shapes if "all" in asked or split_of(shape.task) in asked]
     if not found:
         raise TrainingError(
             f"the records have no {split} shape: take another --split, or record some with `agent record`"

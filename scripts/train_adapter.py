@@ -1,0 +1,369 @@
+"""From recorded measurements to a trained adapter and the proof that it helps, as one command that can be stopped.
+
+    python scripts/train_adapter.py --out runs/full --scale full --jobs 6          # one GPU, the default base
+    python scripts/train_adapter.py --out runs/7b --scale full --base /models/some-7b --processes 8
+    python scripts/train_adapter.py --out runs/tiny --scale tiny --base FOLDER --device cpu      # minutes, for a test
+
+Stages: export rows of the records -> sft -> (collect rollouts of the adapter -> grpo) as often as --rounds says ->
+evaluate on held-out and off-grid shapes -> a folder `adapter` with its weights, figures and MODEL_CARD.md. A stage is
+one or several `agent` commands, which are printed; what they say is in logs/. The same command goes on where it was
+stopped: what is finished is not done again, a training goes on from its checkpoint, an evaluation from what was played.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.replay import default_path  # noqa: E402
+from training.card import Stage  # noqa: E402
+from training.errors import TrainingError  # noqa: E402
+from training.proof import ADAPTER_BYTES, ALL_SEARCHES, SEARCHES, cells_of, package, tables_of, write_evaluation  # noqa: E402
+from training.shelf import PARTS  # noqa: E402
+from training.writing import replacing  # noqa: E402
+
+
+class Scale(NamedTuple):
+    """Words that are added to the commands."""
+
+    export: Sequence[str]
+    sft: Mapping[str, Any]
+    collect: Sequence[str]
+    grpo: Mapping[str, Any]
+    evaluate: Sequence[str]
+    policy: Mapping[str, Any]
+    rounds: int
+    budgets: Sequence[int]
+    lora: Mapping[str, Any] = {}
+
+
+SCALES = {
+    "full": Scale(
+        export=("--groups", "6", "--group-size", "2"),
+        sft={"epochs": 2, "batch_size": 16, "log_steps": 5},
+        collect=("--groups", "4", "--group-size", "8", "--batch", "512"),
+        grpo={"epochs": 1, "batch_size": 16, "groups_per_step": 8, "log_steps": 2},
+        evaluate=("--seeds", "3", "--batch", "512"),
+        policy={},
+        rounds=2,
+        budgets=(1, 4, 8, 16),
+    ),
+    "tiny": Scale(
+        export=("--groups", "2", "--group-size", "2"),
+        sft={"max_steps": 2, "batch_size": 2, "log_steps": 1, "eval_rows": 2, "max_length": 8000},
+        collect=("--groups", "1", "--group-size", "4", "--batch", "16"),
+        grpo={"max_steps": 2, "batch_size": 2, "group_size": 4, "groups_per_step": 1, "log_steps": 1,
+              "max_length": 8000},
+        evaluate=("--seeds", "1", "--batch", "16"),
+        policy={"local.words": 8},
+        rounds=1,
+        budgets=(1, 4),
+        lora={"rank": 2},
+    ),
+}  # fmt: skip
+
+
+class Running(NamedTuple):
+    name: str
+    process: subprocess.Popen[bytes]
+    begun: float
+
+
+class Failed(Exception):
+    """One sentence, and the exit code."""
+
+    def __init__(self, sentence: str, code: int = 1) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+def main() -> int:
+    recipe = Recipe(parsed())
+    code = 130
+
+    def stop(number: int, _: object) -> None:
+        nonlocal code
+        code = 128 + number
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        recipe.run()
+    except (Failed, TrainingError) as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return getattr(failed, "code", 1)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from there", file=sys.stderr)
+        return code
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; the same command goes on in it")
+    parser.add_argument("--scale", choices=sorted(SCALES), default="full")
+    parser.add_argument("--from", dest="source", type=Path, help="a record file (default: the packaged H200's)")
+    parser.add_argument("--base", help="a model's folder or a hub's id (default: smollm2)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--rounds", type=int, help="of collecting and GRPO (default: as the scale says)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, help="of the evaluation (default: as the scale says)")
+    parser.add_argument("--processes", type=int, default=1, help="GPUs of the trainings, through accelerate")
+    parser.add_argument("--jobs", type=int, default=1, help="policies that are evaluated at the same time")
+    parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
+    parser.add_argument(
+        "--parts", default=",".join(PARTS), help="of prompts, each of which the adapter is played without"
+    )
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.FIELD=VALUE",
+                        help="of the trainings (sft, grpo, lora) or of the policy")  # fmt: skip
+    parser.add_argument("--until", metavar="STAGE", help="stop after this stage")
+    parser.add_argument("--fresh", action="store_true", help="begin anew, whatever is in the folder")
+    return parser.parse_args()
+
+
+class Recipe:
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.scale = given, SCALES[given.scale]
+        self.out: Path = given.out.absolute()
+        self.rounds: int = given.rounds if given.rounds is not None else self.scale.rounds
+        self.trained = ["sft", *(f"grpo{number}" for number in range(1, self.rounds + 1))]
+        self.state: dict[str, Any] = {}
+
+    # --- the stages ----------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        given = self.given
+        if self.rounds < 0 or given.processes < 1 or given.jobs < 1:
+            raise Failed("--rounds is 0 or more, --processes and --jobs are 1 or more")
+        if unknown := [part for part in given.parts.split(",") if part and part not in PARTS]:
+            raise Failed(f"--parts are of {', '.join(PARTS)}, not '{unknown[0]}'")
+        self.open()
+        for name, words in self.stages().items():
+            self.stage(name, words, lambda name=name, words=words: self.wait([self.start(name, words)]))
+            if given.until == name:
+                return
+        words = {row: self.evaluation(row) for row in self.rows()}
+        self.stage("evaluate", words, lambda: self.side_by_side(words))
+        if given.until != "evaluate":
+            self.finish()
+
+    def stages(self) -> dict[str, list[str]]:
+        """Commands, in their order, up to the evaluation."""
+        given, scale = self.given, self.scale
+        source = str(given.source.absolute()) if given.source else "h200"
+        found = {"export": ["export-trajectories", "--from-records", source, "--out", self.path("rows.jsonl"),
+                            "--seed", str(given.seed), *scale.export, "--quiet"],
+                 "sft": self.train("sft", "rows.jsonl", None, "sft")}  # fmt: skip
+        for number, before in enumerate(self.trained[:-1], 1):
+            rows = f"collected{number}.jsonl"
+            found[f"collect{number}"] = [
+                "collect", "--adapter", self.path(before), "--out", self.path(rows), "--seed", str(given.seed + number),
+                *scale.collect, *self.source(), *self.policy()]  # fmt: skip
+            found[f"grpo{number}"] = self.train("grpo", rows, before, f"grpo{number}")
+        return found
+
+    def finish(self) -> None:
+        files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in self.rows()}
+        record = self.given.source or default_path()
+        tables, document = tables_of(cells_of(files), record, self.given.split.split(","), self.scale.budgets)
+        write_evaluation(self.out, tables, document)
+        told = [Stage(name, one["seconds"], self.shown(one["words"])) for name, one in self.state.items()]
+        place = package(self.out, self.trained, told, tables)
+        print("\n\n".join(f"{of}\n\n{table}" for of, table in tables.items()))
+        size = (place / "adapter_model.safetensors").stat().st_size
+        print(f"\n{place}: the adapter ({size / 1e6:.1f} MB) and its card")
+        if size > ADAPTER_BYTES:
+            raise Failed(f"the adapter has {size / 1e6:.1f} MB, more than {ADAPTER_BYTES / 1e6:.0f}: lower lora.rank")
+
+    # --- their commands ------------------------------------------------------------------------------------------
+
+    def train(self, kind: str, rows: str, adapter: str | None, out: str) -> list[str]:
+        given, scale = self.given, self.scale
+        own = {"seed": given.seed, **(scale.sft if kind == "sft" else scale.grpo)}
+        told = [f"{kind}.{name}={value}" for name, value in own.items()]
+        told += [f"lora.{name}={value}" for name, value in scale.lora.items()]
+        told += [f"base.device={given.device}", f"base.dtype={given.dtype}"]
+        words = [
+            "train",
+            kind,
+            self.path(rows),
+            "--out",
+            self.path(out),
+            *(["--base", given.base] if given.base else []),
+        ]
+        words += ["--adapter", self.path(adapter)] if adapter is not None else []
+        return [*words, *self.sets(told, kind, "lora", "reward")]
+
+    def policy(self) -> list[str]:
+        given = self.given
+        told = [f"policy.{name}={value}" for name, value in self.scale.policy.items()]
+        told += [f"policy.local.base.device={given.device}", f"policy.local.base.dtype={given.dtype}"]
+        told += [f"policy.local.base.name={given.base}"] if given.base else []
+        return self.sets(told, "policy", "memory", "reward")
+
+    def sets(self, told: Sequence[str], *sections: str) -> list[str]:
+        """What is asked for on the command line comes last, so that it counts."""
+        asked = [text for text in self.given.settings if text.partition(".")[0] in sections]
+        return [word for text in (*told, *asked) for word in ("--set", text)]
+
+    def evaluation(self, row: str) -> list[str]:
+        name, _, part = row.partition(", no ")
+        if name == ALL_SEARCHES:
+            words = [word for search in SEARCHES for word in ("--policy", search)]
+        elif name == "base":
+            words = ["--policy", "base", "--against", "base"]
+        else:
+            folder = self.path("sft" if name == "sft" else self.trained[-1])
+            words = ["--policy", "shortlist", "--adapter", f"{name}={folder}", "--against", "shortlist"]
+        words += ["--without", part] if part else []
+        words += [
+            "--split",
+            self.given.split,
+            "--budgets",
+            ",".join(map(str, self.scale.budgets)),
+            *self.scale.evaluate,
+        ]
+        words += ["--seeds", str(self.given.seeds)] if self.given.seeds else []
+        return ["evaluate-policy", *words, "--cache", self.path("evaluate", f"{file_name(row)}.jsonl"), *self.source(),
+                *self.policy()]  # fmt: skip
+
+    def rows(self) -> list[str]:
+        """Of the table; those of the searches are played by one process."""
+        models = ["sft", "sft + grpo"] if self.rounds else ["sft"]
+        parts = [part for part in self.given.parts.split(",") if part]
+        return [ALL_SEARCHES, "base", *models, *(f"{models[-1]}, no {part}" for part in parts)]
+
+    def source(self) -> list[str]:
+        return ["--from", str(self.given.source.absolute())] if self.given.source else []
+
+    def path(self, *parts: str) -> str:
+        return str(self.out.joinpath(*parts))
+
+    def shown(self, words: Any) -> list[str]:
+        """Without this machine's places."""
+        if not isinstance(words, list):
+            return []
+        places = {f"{self.out}/": "", f"{self.given.source and self.given.source.absolute()}": "RECORDS"}
+        places[str(self.given.base)] = Path(self.given.base or "").name
+        for place, name in places.items():
+            words = [word.replace(place, name) for word in words]
+        return ["agent", *words]
+
+    # --- running them --------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, words: Any, work: Callable[[], None]) -> None:
+        """Unless it is finished."""
+        known = self.state.get(name)
+        if known is not None and known["words"] != words:
+            raise Failed(
+                f"{self.out} holds a run whose stage {name} was asked otherwise: take another --out, or --fresh"
+            )
+        if known is not None and known["finished"]:
+            print(f"{name}: finished before", flush=True)
+            return
+        told = " ".join(words) if isinstance(words, list) else f"{len(words)} processes, {self.given.jobs} at a time"
+        print(f"{name}: {told}", flush=True)
+        begun, is_finished = time.monotonic() - (known["seconds"] if known is not None else 0.0), False
+        try:
+            work()
+            is_finished = True
+        finally:
+            seconds = round(time.monotonic() - begun, 1)
+            self.state[name] = {"words": words, "seconds": seconds, "finished": is_finished}
+            self.save()
+        print(f"{name}: {seconds:.0f} s", flush=True)
+
+    def start(self, name: str, words: Sequence[str]) -> Running:
+        launch = [sys.executable, "-m", "agent"]
+        if words[0] == "train" and self.given.processes > 1:
+            config = ROOT / "configs" / "accelerate" / "multi_gpu.yaml"
+            launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
+                      "--num_processes", str(self.given.processes), "-m", "agent"]  # fmt: skip
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
+            # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.
+            process = subprocess.Popen(
+                [*launch, *words], stdout=log, stderr=log, env=environ, cwd=self.out, start_new_session=True
+            )
+        return Running(name, process, time.monotonic())
+
+    def wait(self, running: Sequence[Running]) -> None:
+        try:
+            for one in running:
+                one.process.wait()
+        finally:
+            end(running)
+        for one in running:
+            if code := one.process.returncode:
+                lines = (self.out / "logs" / f"{file_name(one.name)}.log").read_text(errors="replace").splitlines()
+                why = next(
+                    (line.removeprefix("error: ") for line in reversed(lines) if line.strip()), "nothing was said"
+                )
+                raise Failed(f"{one.name}: {why[:300]} (all that it said is in {self.out / 'logs'})", abs(code))
+
+    def side_by_side(self, words: Mapping[str, Sequence[str]]) -> None:
+        """At most --jobs at a time. What was played before is in the caches."""
+        (self.out / "evaluate").mkdir(exist_ok=True)
+        left = list(words.items())
+        running: list[Running] = []
+        try:
+            while left or running:
+                while left and len(running) < self.given.jobs:
+                    row, own = left.pop(0)
+                    running.append(self.start(f"evaluate {row}", own))
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self.wait([one])
+                    print(f"  {one.name}: {time.monotonic() - one.begun:.0f} s", flush=True)
+                time.sleep(0.05)
+        finally:
+            end(running)
+
+    # --- what is finished ----------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        path = self.out / "stages.json"
+        try:
+            if self.given.fresh and path.is_file():
+                shutil.rmtree(self.out)
+            (self.out / "logs").mkdir(parents=True, exist_ok=True)
+            self.state = json.loads(path.read_text()) if path.is_file() else {}
+        except OSError as error:
+            raise Failed(f"the folder {self.out} cannot be made or read: {error.strerror}") from error
+        except ValueError as error:
+            raise Failed(f"{path} is damaged: begin anew with --fresh") from error
+
+    def save(self) -> None:
+        with replacing(self.out / "stages.json") as new:
+            new.write_text(json.dumps(self.state, indent=1) + "\n")
+
+
+def end(running: Sequence[Running]) -> None:
+    """A training writes a checkpoint first."""
+    for one in running:
+        if one.process.poll() is None:
+            one.process.terminate()
+    for one in running:
+        one.process.wait()
+
+
+def file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

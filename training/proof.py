@@ -1,0 +1,121 @@
+"""What a recipe's run comes to (scripts/train_adapter.py): tables out of the cells that each policy's process left, and
+the folder that is shipped, with its card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from policy.settings import LOCAL_QUOTA
+from tools.families import load_families
+from tools.replay import ReplayDevice
+from training.card import Run, Stage, card
+from training.errors import TrainingError
+from training.evaluate import Cell
+from training.evaluate_cache import read_cells
+from training.evaluate_table import difference_lines, lines, table
+from training.replaying import Shape, shapes_of
+from training.shelf import Shelf
+from training.splits import split_of
+from training.writing import replacing
+
+#: Rows of the table that are no language model's; their cells are in one file.
+SEARCHES = ("random", "search", "model", "shortlist")
+ALL_SEARCHES = "searches"
+#: What an adapter may weigh: it travels with the repository.
+ADAPTER_BYTES = 12_000_000
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
+    """By row of the table: each file holds one policy's cells, beside those of the search that it was compared with. Of
+    one that was played twice, the later one."""
+    found: dict[str, dict[tuple[str, int, int], Cell]] = {}
+    for row, path in files.items():
+        name = row.partition(", ")[0]
+        for cell in read_cells(path).values():
+            if row == ALL_SEARCHES or cell.policy == name:
+                policy = cell.policy if row == ALL_SEARCHES else row
+                at = (cell.task_id, cell.seed, cell.quota)
+                found.setdefault(policy, {})[at] = cell.model_copy(update={"policy": policy})
+    return {policy: list(own.values()) for policy, own in found.items()}
+
+
+def tables_of(
+    cells: Mapping[str, Sequence[Cell]], record: Path, splits: Sequence[str], budgets: Sequence[int]
+) -> tuple[dict[str, str], dict[str, Any]]:
+    """Markdown by what it is of, and the same as a document. Differences from the search, from the list of the prompts
+    alone, and from the adapter without reinforcement learning."""
+    device = ReplayDevice(record)
+    try:
+        shapes = shapes_of(Shelf(device.records, load_families()))
+        document: dict[str, Any] = {"device": device.info.label, "budgets": list(budgets)}
+    finally:
+        device.close()
+    tables = {}
+    for split in splits:
+        mine = [shape for shape in shapes if split in ("all", split_of(shape.task))]
+        if of_split := _in(cells, mine):
+            told, document[split] = _compared(of_split, mine, budgets)
+            complete = sum(shape.is_complete for shape in mine)
+            tables[f"{split}: {len(mine)} shapes, {complete} with a known optimum"] = "\n".join(told)
+    return tables, document
+
+
+def _in(cells: Mapping[str, Sequence[Cell]], shapes: Sequence[Shape]) -> list[Cell]:
+    ids = {shape.task.task_id for shape in shapes}
+    return [cell for own in cells.values() for cell in own if cell.task_id in ids]
+
+
+def _compared(cells: Sequence[Cell], shapes: Sequence[Shape], budgets: Sequence[int]) -> tuple[list[str], Any]:
+    policies = dict.fromkeys(cell.policy for cell in cells)
+    quota = {policy: _no_quota if policy in SEARCHES else _local_quota for policy in policies}
+    rows = table(cells, shapes, budgets, quota, "search")
+    told = lines(rows, budgets, "search", markdown=True)
+    document = {"search": [row.model_dump(mode="json") for row in rows]}
+    for against in ("shortlist", "sft"):  # of language models only: what is beyond the list, and beyond imitation
+        rows = [row for row in table(cells, shapes, budgets, quota, against) if row.policy not in SEARCHES]
+        document[against] = [row.model_dump(mode="json") for row in rows if row.difference]
+        told += difference_lines(rows, budgets, against, markdown=True)
+    return told, document
+
+
+def _no_quota(budget: int) -> int:
+    return 0
+
+
+def _local_quota(budget: int) -> int:
+    return min(budget, LOCAL_QUOTA)
+
+
+def write_evaluation(out: Path, tables: Mapping[str, str], document: Mapping[str, Any]) -> None:
+    with replacing(out / "evaluation.md") as new:
+        new.write_text("\n\n".join(f"## {of}\n\n{told}" for of, told in tables.items()) + "\n", encoding="utf-8")
+    with replacing(out / "evaluation.json") as new:
+        new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def package(out: Path, trained: Sequence[str], stages: Sequence[Stage], tables: Mapping[str, str]) -> Path:
+    """The folder ``adapter``: the last one's weights, what all trainings said, the evaluation, the card. It is made
+    beside and then put into its place. Raises TrainingError for one that is too large to travel."""
+    last = out / trained[-1]
+    if not (last / _WEIGHTS).is_file():
+        raise TrainingError(f"{last} holds no adapter: a recipe with method=full leaves the model where it is")
+    size = (last / _WEIGHTS).stat().st_size
+    new, place = out / "adapter.new", out / "adapter"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir()
+    for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
+        shutil.copyfile(last / name, new / name)
+    for number, before in enumerate(trained[:-1], 1):
+        for name in ("training.json", "metrics.jsonl"):
+            shutil.copyfile(out / before / name, new / f"{number}-{before}-{name}")
+    shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
+    runs = [Run.of(name, out / name) for name in trained]
+    (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")
+    shutil.rmtree(place, ignore_errors=True)
+    new.rename(place)
+    return place

@@ -33,6 +33,9 @@ def record(
         int | None, typer.Option(min=1, metavar="N", help="Only the N plans that the model ranks first; default: all.")
     ] = None,
     profiles: Annotated[bool, typer.Option(help="Take the ncu profile of each shape's best.")] = True,
+    sanitize: Annotated[
+        bool, typer.Option(help="Sanitize every plan; else left for later, and till then nothing is admitted.")
+    ] = True,
     one_by_one: Annotated[
         bool, typer.Option("--one-by-one", help="No two candidates in one run with the references; slower.")
     ] = False,
@@ -97,7 +100,8 @@ def record(
             arguments += [f"{name}={value}" for name, value in given.items() if value is not None]
         if check is not None:
             arguments += [f"--random={random}", f"--seed={seed}"]
-        flags = {"--no-profiles": not profiles, "--one-by-one": one_by_one, "--json": json_output}
+        flags = {"--no-profiles": not profiles, "--no-sanitize": not sanitize, "--one-by-one": one_by_one}
+        flags |= {"--json": json_output}
         code = record_families([*arguments, *(name for name, wanted in flags.items() if wanted)])
         raise typer.Exit(EXIT_ERROR if code == OUT_OF_TIME else code)
 

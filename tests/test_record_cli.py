@@ -49,6 +49,7 @@ def made(tmp_path: Path) -> list[str]:
             "--device=all --grid=paper --top=3 --plans=24 --no-profiles",
         ),
         ("--one-by-one --limit 5 --jobs 4", "--device=cuda:0 --limit=5 --top=3 --jobs=4 --one-by-one"),
+        ("--no-sanitize", "--device=cuda:0 --top=3 --no-sanitize"),
         ("--check r.sqlite --seed 7 --json", "--device=cuda:0 --top=3 --check=r.sqlite --random=60 --seed=7 --json"),
     ],
 )

@@ -194,6 +194,15 @@ def test_profiles_can_be_left_for_later(out: Path) -> None:
     assert Counter(call.tool for call in later.calls) == {"profile": len(SHAPES)}
 
 
+def test_the_sanitizer_can_be_left_for_later(out: Path) -> None:
+    device = ScriptedDevice()
+    run(device, out, scope=Scope(sanitize=False))
+    assert device.count("sanitize") == 0 and device.count("profile") == len(SHAPES)
+    later = ScriptedDevice()
+    run(later, out)
+    assert Counter(call.tool for call in later.calls) == {"sanitize": len(set().union(*map(finalists, SHAPES)))}
+
+
 def test_a_profile_that_was_not_to_be_had_is_taken_later(out: Path) -> None:
     run(ScriptedDevice(lambda tool, v, t: Status.UNAVAILABLE if tool == "profile" else None), out)
     later = ScriptedDevice()

@@ -110,7 +110,7 @@ def record(
                     break
                 so_far = min(start + 4 * at_once, len(wanted))
                 echo(f"compiled {so_far} of {len(wanted)} plans ({deadline.left_s:.0f} s left)")
-            plans = unsanitized(writer, families, todo) if through.sanitizes_many else []
+            plans = unsanitized(writer, families, todo) if through.sanitizes_many and scope.sanitize else []
             for start in range(0, len(plans), SANITIZE_BATCH):
                 deadline.check()
                 through.sanitize_many(plans[start : start + SANITIZE_BATCH])
@@ -162,6 +162,7 @@ def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = r
         "--plans", type=int, metavar="N", help="only the N plans that the analytical model ranks first (default: all)"
     )
     parser.add_argument("--no-profiles", action="store_true", help="take no profiles")
+    parser.add_argument("--no-sanitize", action="store_true", help="leave the sanitizer for a later recording")
     parser.add_argument("--one-by-one", action="store_true", help="no two candidates in one run: as before, and slower")
     parser.add_argument("--jobs", type=int, metavar="N", help="compile processes (default: one a core)")
     parser.add_argument("--commit", default="", metavar="REVISION", help="source revision, kept as provenance")
@@ -189,8 +190,14 @@ def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = r
 
 def _record(options: argparse.Namespace, argv: RecorderArgv) -> int:
     shapes = parse_shapes_csv(options.shapes) if options.shapes else GRIDS[options.grid or "spread"]()
-    together = not options.one_by_one
-    scope = Scope(options.top, options.server_top, options.plans, not options.no_profiles, together=together)
+    scope = Scope(
+        top=options.top,
+        server_top=options.server_top,
+        plans=options.plans,
+        profiles=not options.no_profiles,
+        sanitize=not options.no_sanitize,
+        together=not options.one_by_one,
+    )
     jobs = options.jobs or os.cpu_count() or 1
     summary = record_on(
         gpus_of(options.device, jobs, argv),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType, SimpleNamespace
@@ -302,7 +303,8 @@ def simulated_worker(
         for name in fresh:
             if name not in fakes:
                 del sys.modules[name]
-        from tools.gpu import worker as module
+        # Not `from tools.gpu import worker`: the package, once imported, would give the worker of the simulation before.
+        module = importlib.import_module("tools.gpu.worker")
         from tools.gpu.nvml import ClockLog
         from tools.gpu.references import Library
 

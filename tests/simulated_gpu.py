@@ -303,7 +303,7 @@ def simulated_worker(
         for name in fresh:
             if name not in fakes:
                 del sys.modules[name]
-        # Not `from tools.gpu import worker`: the package, once imported, would give the worker of the simulation before.
+        # Not `from tools.gpu import worker`: a package that is there already gives the worker of the simulation before.
         module = importlib.import_module("tools.gpu.worker")
         from tools.gpu.nvml import ClockLog
         from tools.gpu.references import Library

@@ -77,18 +77,17 @@ def options(plans: Iterable[Plan]) -> list[Option]:
 
 
 def allowed_calls(request: PolicyRequest, options: Sequence[Option]) -> list[str]:
-    """Every call that the loop would run for this request: plans not tried yet while evaluations are left, and a submit
-    of what passed; while evaluations are left, only of what this conversation evaluated itself, which is what it is
-    rewarded for. Empty if there is none. ``options`` are the plans that accept the task's shape."""
-    tried = {trial.key for trial in request.trials}
-    calls = []
+    """Every call that the loop would run for this request: plans not tried yet while evaluations are left, which a
+    rollout spends to the last, and then a submit of what passed: of its own, which it is rewarded for, if there is any.
+    Empty if there is none. ``options`` are the plans that accept the task's shape."""
     if request.evaluations_left > 0 and request.turns_left > 1:
-        calls = [option.call for option in options if option.key not in tried]
+        tried = {trial.key for trial in request.trials}
+        if calls := [option.call for option in options if option.key not in tried]:
+            return calls
     told = "\n".join(step.text for step in request.steps if step.role == "tool")
-    passed = [t for t in request.trials if t.ratio is not None and (not calls or t.key in told)]
-    passed.sort(key=lambda trial: -(trial.ratio or 0.0))
-    keys = dict.fromkeys(trial.key for trial in passed)
-    return [*calls, *(call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS])]
+    passed = sorted((t for t in request.trials if t.ratio is not None), key=lambda trial: -(trial.ratio or 0.0))
+    keys = dict.fromkeys([t.key for t in passed if t.key in told] or [t.key for t in passed])
+    return [call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS]]
 
 
 def turn_grammar(calls: Iterable[str], frame: Frame, words: int) -> str:

@@ -219,6 +219,8 @@ class _Kept:
         places = {name: i for i, name in enumerate(self._names) if name}
         sources = [places.get(row.conversation, -1) for row in rows]
         shared = min(_agreeing(self._prefix, context[:-1]) for context in contexts)
+        shared = shared if _is_worth_it(shared, contexts) else 0
+        common = common if _is_worth_it(common, contexts) else 0
         known = [
             _agreeing([*self._prefix, *self._own[at]], context[:-1]) if at >= 0 else shared
             for at, context in zip(sources, contexts, strict=True)
@@ -262,6 +264,11 @@ class _Kept:
             own += new
         self.tokens_read += sum(map(len, tokens))
         return logits
+
+
+def _is_worth_it(common: int, contexts: Sequence[Sequence[int]]) -> bool:
+    """Two parts are attended to more slowly than one: they must save most of it."""
+    return 2 * common >= max(map(len, contexts))
 
 
 def _parts(rows: Sequence[Row], batch_tokens: int, is_shared: bool) -> Iterator[Sequence[Row]]:

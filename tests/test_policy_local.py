@@ -110,10 +110,7 @@ def settings(folder: Path, **local: object) -> PolicySettings:
 
 def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, plans: list[Plan]) -> None:
     families, sampler = load_families(), Sampler(base.model, base.tokenizer)
-    tried = [trial(plans[0]), trial(plans[1], None)]
-    answer = Step(role="tool", text=json.dumps({"key": plans[0].plan_id}), call_id="c", tool="evaluate_plan")
-    asked = request(*tried)
-    asked = asked.model_copy(update={"steps": (*asked.steps, answer)})
+    asked = request(trial(plans[0]), trial(plans[1], None))
     rows = [row(base, asked, plans, f"seed {i}") for i in range(24)]
     seen = set()
     for drawn in sampler.draw(rows, Sampling(1.5)):
@@ -121,17 +118,15 @@ def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, 
         step = parse_turn(base.tokenizer.decode(drawn.ids[:-1]))
         (call,) = step.tool_calls
         arguments = parse_arguments(call)  # raises for what is no valid call
-        if isinstance(arguments, PlanArguments):
-            plan = validate_plan(families[arguments.family], arguments.b_layout, arguments.knobs)
-            assert plan in plans and plan not in plans[:2]
-            seen.add(plan.plan_id)
-        else:
-            assert call.name == "submit" and call.arguments == {"key": plans[0].plan_id}
+        assert isinstance(arguments, PlanArguments)
+        plan = validate_plan(families[arguments.family], arguments.b_layout, arguments.knobs)
+        assert plan in plans and plan not in plans[:2]
+        seen.add(plan.plan_id)
         assert len(step.text) <= 24
     assert len(seen) > 10
 
 
-def test_a_submit_needs_something_that_passed_and_is_all_that_is_left_without_evaluations(plans: list[Plan]) -> None:
+def test_a_rollout_spends_its_evaluations_and_then_submits_what_passed(plans: list[Plan]) -> None:
     known = options(plans)
     assert all('"evaluate_plan"' in call for call in allowed_calls(request(), known))
     assert len(allowed_calls(request(), known)) == len(plans)
@@ -139,8 +134,11 @@ def test_a_submit_needs_something_that_passed_and_is_all_that_is_left_without_ev
     keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, known)]
     assert keys == [plans[1].plan_id, plans[0].plan_id]
     assert allowed_calls(request(trial(plans[0], None), evaluations=0), known) == []
-    earlier = request(trial(plans[0], 0.5))  # of another conversation
-    assert all('"evaluate_plan"' in call for call in allowed_calls(earlier, known))
+    answer = Step(role="tool", text=json.dumps({"key": plans[0].plan_id}), call_id="c", tool="evaluate_plan")
+    (own,) = allowed_calls(done.model_copy(update={"steps": (*done.steps, answer)}), known)
+    assert plans[0].plan_id in own  # what this conversation evaluated itself
+    left = request(*(trial(plan) for plan in plans))
+    assert all('"submit"' in call for call in allowed_calls(left, known))  # nothing is left to be evaluated
 
 
 def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:

@@ -27,6 +27,7 @@ from agent.export_record_cli import export_record
 from agent.model_cli import app as model_app
 from agent.record_cli import record
 from agent.report_cli import report
+from agent.shapes_cli import shapes
 from agent.sweep_cli import sweep
 from agent.train_cli import app as train_app
 from agent.ui_cli import ui
@@ -230,6 +231,7 @@ def doctor(json_output: Json = False) -> None:
 
 # Commands that have a module of their own.
 app.command()(record)
+app.command()(shapes)
 app.command()(sweep)
 app.command()(certify)
 app.command()(compare)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner, Result
 
+from agent.cli import app
 from agent.errors import UsageError
 from agent.sweep_shapes import choose, csv_shapes, load_models, model_shapes, parse_batches
 from tools.hgemm import ShapeError, hgemm
@@ -107,3 +109,35 @@ def test_a_broken_file_of_models(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=r"models\.yaml"):
         load_models(path)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["shapes", *arguments])
+
+
+def test_the_shapes_of_models_are_printed_as_the_csv_that_others_take(tmp_path: Path) -> None:
+    """Layers that two models share come once."""
+    done = invoke("--model", "llama3-70b", "--model", "qwen2.5-72b", "--batch", "16,100")
+    (tmp_path / "s.csv").write_text(done.stdout)
+    models = load_models()
+    wanted = {s for name in ("llama3-70b", "qwen2.5-72b") for s in model_shapes(models, name, [16, 100])}
+    found = csv_shapes(tmp_path / "s.csv", lambda text: pytest.fail(text))
+    assert len(found) == len(wanted) and set(found) == wanted
+
+
+def test_all_models_and_the_grid() -> None:
+    every = invoke("--model", "all", "--batch", "16").stdout.splitlines()
+    assert len(every) == 1 + len({shape for name in load_models() for shape in model_shapes(load_models(), name, [16])})
+    assert invoke("--grid", "paper").stdout.count("\n") == 1001
+
+
+@pytest.mark.parametrize(
+    "arguments", ["", "--grid paper --model all", "--model x --batch 1", "--model all", "--grid paper --batch 1"]
+)
+def test_no_set_of_shapes_is_one_sentence(arguments: str) -> None:
+    done = invoke(*arguments.split())
+    assert done.exit_code == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

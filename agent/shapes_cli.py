@@ -34,7 +34,9 @@ def shapes(
 
         if (grid is None) == (not model):
             raise UsageError("give one set of shapes: --grid paper, or --model NAME with --batch 1,16,4096")
-        names: list[str | None] = [*(load_models() if model and "all" in model else model or [None])]
+        names: list[str | None] = [None]
+        if model:
+            names = [*(load_models() if "all" in model else model)]
 
         def of(name: str | None) -> list[Task]:
             return choose(

@@ -47,7 +47,11 @@ class BaseSettings(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="auto: bfloat16 on a GPU, float32 on a CPU."
     )
-    device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="auto: a GPU where there is one.")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$",
+        description="auto: a GPU where there is one; cpu, cuda, or cuda:1 of several.",
+    )
     chat_template: str | None = Field(
         default=None, description="A Jinja file; null: the base's own where it knows tools, else configs/chat."
     )
@@ -130,8 +134,11 @@ def public_name(name: str) -> str:
 def device_of(settings: BaseSettings) -> str:
     import torch
 
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("base.device is cuda, but torch finds no GPU here: set base.device=cpu")
+    kind, _, ordinal = settings.device.partition(":")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ModelError(f"base.device is {settings.device}, but torch finds no GPU here: set base.device=cpu")
+    if ordinal and int(ordinal) >= torch.cuda.device_count():
+        raise ModelError(f"base.device is {settings.device}, but torch sees {torch.cuda.device_count()} GPUs here")
     if settings.device != "auto":
         return settings.device
     return "cuda" if torch.cuda.is_available() else "cpu"

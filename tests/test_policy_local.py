@@ -18,6 +18,7 @@ import pytest
 from fakes import ScriptedDevice
 from loop_kit import make_deps
 from loop_kit import run as run_session
+from pydantic import ValidationError
 
 pytestmark = pytest.mark.slow
 for needed in ("torch", "transformers", "llguidance", "peft"):
@@ -464,6 +465,26 @@ def test_paths_that_are_not_there_are_found_before_a_session_begins(folder: Path
     assert "holds no adapter" in refused(settings(folder, adapter=str(tmp_path)))
     (tmp_path / "adapter_config.json").write_text("{}")
     assert "it is an adapter" in refused(settings(tmp_path))
+
+
+def test_a_gpu_that_is_not_there_is_a_sentence(folder: Path) -> None:
+    with pytest.raises(PolicyError, match=r"base\.device is cuda:999, but torch "):
+        load_base(BaseSettings(name=str(folder), device="cuda:999"), folder)
+    with pytest.raises(ValidationError, match="should match pattern"):
+        BaseSettings(name=str(folder), device="cuda:")
+
+
+def test_the_models_process_sees_the_gpus_that_its_worker_sees(folder: Path, monkeypatch: Any) -> None:
+    """As a sweep's worker does, which is shown its own GPU alone: the model goes to that one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    made = LocalPolicy(settings(folder), load_families(), home=folder)
+    try:
+        made.identity()
+        assert made._child is not None
+        shown = Path(f"/proc/{made._child.pid}/environ").read_bytes().split(b"\0")
+        assert b"CUDA_VISIBLE_DEVICES=7" in shown
+    finally:
+        made.close()
 
 
 def test_paths_are_whole_wherever_the_process_works(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:

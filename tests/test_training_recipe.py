@@ -346,4 +346,6 @@ def test_bad_rows(home: Path, rows: Path, tmp_path: Path) -> None:
 def test_bad_commands_are_one_sentence(home: Path, rows: Path) -> None:
     nowhere = agent(home, "train", "sft", rows, "--base", "./nowhere", "--out", home / "bad")
     assert "there is no folder ./nowhere" in one_sentence(nowhere)
+    numbered = train(home, "sft", rows, "bad3", "--set", "base.device=cuda:1")
+    assert "say which GPUs train with CUDA_VISIBLE_DEVICES" in one_sentence(numbered)
     assert "there is no section 'sftt'" in one_sentence(train(home, "sft", rows, "bad2", "--set", "sftt.epochs=3"))

@@ -169,6 +169,7 @@ def in_folder(job: Job, train: Callable[[Job, Base, RunFolder, list[Row]], Resul
     finished answers with its result."""
     rows = read_rows(job.rows)
     check_installed()
+    _on_own_gpu(job)
     with quiet_libraries():
         base = load_base(job.settings.base, job.home)
         folder = RunFolder(job.out)
@@ -177,6 +178,18 @@ def in_folder(job: Job, train: Callable[[Job, Base, RunFolder, list[Row]], Resul
                 folder.begin(asked(job, base), job.fresh)
             wait_for_all(job)
             return finished(job, folder) if folder.is_finished else train(job, base, folder, rows)
+
+
+def _on_own_gpu(job: Job) -> None:
+    """Each process of a training has a GPU of its own, which accelerate names by its number. Raises TrainingError."""
+    import torch
+
+    if ":" in job.settings.base.device:
+        raise TrainingError(
+            f"base.device={job.settings.base.device} is for sampling: say which GPUs train with CUDA_VISIBLE_DEVICES"
+        )
+    if job.settings.base.device != "cpu" and torch.cuda.is_available() and "LOCAL_RANK" in os.environ:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
 
 def reasons(left_out: Mapping[str, int]) -> str:

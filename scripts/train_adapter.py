@@ -52,7 +52,7 @@ class Scale(NamedTuple):
 SCALES = {
     "full": Scale(
         export=("--groups", "6", "--group-size", "2"),
-        sft={"epochs": 2, "batch_size": 16, "log_steps": 5},
+        sft={"epochs": 2, "batch_size": 8, "log_steps": 5},
         collect=("--groups", "4", "--group-size", "8", "--batch", "512"),
         grpo={"epochs": 1, "batch_size": 16, "groups_per_step": 8, "log_steps": 2},
         evaluate=("--seeds", "3", "--batch", "512"),

@@ -385,6 +385,8 @@ def test_the_same_seed_gives_the_same_session(policy: LocalPolicy, tmp_path: Pat
     turns = [step for step in steps if step.role == "assistant"]
     assert len(turns) >= 4 and all(step.sampled is not None for step in turns)
     assert steps[0].text.startswith("You choose plans") and "evaluations 1\n" in steps[1].text
+    listed = [step.text.partition("expected here:\n")[2] for step in steps if step.role == "user"]
+    assert all(len(text.splitlines()) == 8 for text in listed) and listed[0] != listed[-1]  # less what was tried
 
 
 def test_a_sweep_with_a_local_model_is_resumed_and_another_adapter_is_another_sweep(

@@ -7,6 +7,7 @@ this text belongs to the trained adapters (``PROMPT_VERSION``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from string import Template
@@ -27,6 +28,8 @@ from tools.shapes import regime
 PROMPT_VERSION = 2
 TOOLS = ("evaluate_plan", "submit")
 MAX_DETAIL = 160
+_EXPECTED = "expected here:"
+_LINE = re.compile(r"#(\d+) \d+\.\d\d (\S.*)")
 #: Of an answer, what a small model is told.
 _KEPT = ("key", "status", "reason", "ratio", "error", "submitted", "remark")
 
@@ -120,9 +123,17 @@ def _what(one: Tried) -> str:
 def _listed(listed: Sequence[Expected], reference_us: float | None) -> Iterator[str]:
     """Ratios, as what is measured has; against the first where no reference is known."""
     if listed:
-        yield "expected here:"
+        yield _EXPECTED
     for number, one in enumerate(listed, 1):
-        yield f"{number}: {(reference_us or listed[0].time_us) / one.time_us:.2f} {one.plan.label}"
+        yield f"#{number} {(reference_us or listed[0].time_us) / one.time_us:.2f} {one.plan.label}"
+
+
+def listed_labels(steps: Sequence[Step]) -> dict[int, str]:
+    """What a prompt lists, by number; empty where it lists nothing."""
+    prompt = next((step.text for step in steps if step.role == "user"), "")
+    lines = prompt.partition(f"\n{_EXPECTED}\n")[2].splitlines()
+    found = (_LINE.fullmatch(line) for line in lines)
+    return {int(match[1]): match[2] for match in found if match is not None}
 
 
 @cache

@@ -1,7 +1,9 @@
 """What a local model may say in one turn, as a grammar: a few words, then one of the calls that would be run.
 
 The calls are listed one by one: a task has some 150 plans that keep their family's constraints and are accepted at the
-shape, so "valid" is a finite set and no constraint has to be said again. Pure text; the sampler hands it to llguidance.
+shape, so "valid" is a finite set and no constraint has to be said again. Words may end with the number of a plan in the
+prompt's list, "#3": then its call follows as it stands, so that what is said is what is called. Pure text; the sampler
+hands it to llguidance.
 """
 
 from __future__ import annotations
@@ -12,9 +14,11 @@ from typing import Any, NamedTuple
 
 from policy.base import PolicyRequest
 from policy.chat import CLOSE, OPEN, ChatError, Message, Tokenizer, call_message, segments
-from policy.compact import plan_arguments
+from policy.compact import listed_labels, plan_arguments
 from tools.records import Plan
 
+#: Before the number of a plan in the prompt's list.
+NUMBER = "#"
 #: Keys that may be submitted, the best ones.
 MAX_KEYS = 16
 
@@ -66,39 +70,51 @@ def call_text(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 class Option(NamedTuple):
-    """A plan by its key, and the call that evaluates it: made once for a shape, asked for at every turn."""
+    """A plan by its key and label, and the call that evaluates it: made once for a shape, asked for at every turn."""
 
     key: str
+    label: str
     call: str
 
 
+class Allowed(NamedTuple):
+    """``numbered``: those of the calls that a number of the prompt's list stands for."""
+
+    calls: list[str]
+    numbered: dict[int, str]
+
+
 def options(plans: Iterable[Plan]) -> list[Option]:
-    return [Option(plan.plan_id, call_text("evaluate_plan", plan_arguments(plan))) for plan in plans]
+    return [Option(p.plan_id, p.label, call_text("evaluate_plan", plan_arguments(p))) for p in plans]
 
 
-def allowed_calls(request: PolicyRequest, options: Sequence[Option]) -> list[str]:
+def allowed_calls(request: PolicyRequest, options: Sequence[Option]) -> Allowed:
     """Every call that the loop would run for this request: plans not tried yet while evaluations are left, which a
     rollout spends to the last, and then a submit of what passed: of its own, which it is rewarded for, if there is any.
     Empty if there is none. ``options`` are the plans that accept the task's shape."""
     if request.evaluations_left > 0 and request.turns_left > 1:
         tried = {trial.key for trial in request.trials}
-        if calls := [option.call for option in options if option.key not in tried]:
-            return calls
+        if left := {option.label: option.call for option in options if option.key not in tried}:
+            labels = listed_labels(request.steps)
+            return Allowed(list(left.values()), {n: left[label] for n, label in labels.items() if label in left})
     told = "\n".join(step.text for step in request.steps if step.role == "tool")
     passed = sorted((t for t in request.trials if t.ratio is not None), key=lambda trial: -(trial.ratio or 0.0))
     keys = dict.fromkeys([t.key for t in passed if t.key in told] or [t.key for t in passed])
-    return [call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS]]
+    return Allowed([call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS]], {})
 
 
-def turn_grammar(calls: Iterable[str], frame: Frame, words: int) -> str:
-    """In llguidance's Lark: at most ``words`` characters that open no tag, then exactly one of the calls."""
-    alone, after = json.dumps(frame.alone), json.dumps(frame.after_words)
+def turn_grammar(calls: Iterable[str], frame: Frame, words: int, numbered: Mapping[int, str] | None = None) -> str:
+    """In llguidance's Lark: at most ``words`` characters that open no tag and name no number, then exactly one of the
+    calls; or a number, and its call."""
+    behind = "BEFORE" if frame.alone == frame.after_words else "AFTER"
+    alone = "BEFORE" if frame.alone == frame.after_words else "ALONE"
+    spoken = f"WORDS: /[^<\\n{NUMBER}]{{1,{words}}}/\n" if words else ""
+    ways = [f"{alone} CALL", *([f"WORDS {behind} CALL"] if words else [])]
+    ends = []
+    for number, call in (numbered or {}).items() if words else ():
+        ways.append(f'WORDS? "{NUMBER}{number}" {behind} CALL{number}')
+        ends.append(f"CALL{number}: {json.dumps(call + frame.end, ensure_ascii=False)}\n")
     listed = " | ".join(json.dumps(call + frame.end, ensure_ascii=False) for call in calls)
-    if frame.alone == frame.after_words:
-        rules = "start: WORDS? BEFORE CALL\n" if words else "start: BEFORE CALL\n"
-        before = f"BEFORE: {after}\n"
-    else:
-        rules = "start: ALONE CALL | WORDS AFTER CALL\n" if words else "start: ALONE CALL\n"
-        before = f"ALONE: {alone}\nAFTER: {after}\n"
-    spoken = f"WORDS: /[^<\\n]{{1,{words}}}/\n" if words else ""
-    return f"{rules}{spoken}{before}CALL: {listed}\n"
+    tags = {alone: frame.alone, behind: frame.after_words}
+    before = "".join(f"{name}: {json.dumps(text)}\n" for name, text in tags.items())
+    return f"start: {' | '.join(ways)}\n{spoken}{before}CALL: {listed}\n{''.join(ends)}"

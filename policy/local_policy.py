@@ -21,7 +21,7 @@ from policy.base import PolicyError, PolicyRequest
 from policy.base_model import DEFAULT_BASE, BaseSettings, base_source, is_path, public_name
 from policy.chat import messages_of, parse_turn, tool_messages
 from policy.compact import compact_steps, compact_tools
-from policy.grammar import Option, allowed_calls, options
+from policy.grammar import Allowed, Option, allowed_calls, options
 from policy.settings import PolicySettings
 from tools.extras import install_command
 from tools.families import accepted_plans
@@ -75,17 +75,19 @@ class LocalPolicy:
             self._child = None
 
     def step(self, request: PolicyRequest) -> Step:
-        calls = self._calls(request)
-        return self._group.step(request, calls) if calls else _nothing(request)
+        allowed = self._allowed(request)
+        return self._group.step(request, allowed) if allowed.calls else _nothing(request)
 
     def steps(self, requests: Sequence[PolicyRequest]) -> list[Step]:
         """The turns of several rollouts, in one batch where the memory holds it."""
-        calls = [self._calls(request) for request in requests]
-        asked = [(request, own) for request, own in zip(requests, calls, strict=True) if own]
+        allowed = [self._allowed(request) for request in requests]
+        asked = [(request, own) for request, own in zip(requests, allowed, strict=True) if own.calls]
         answers = iter(self._sample(asked) if asked else ())
-        return [next(answers) if own else _nothing(request) for request, own in zip(requests, calls, strict=True)]
+        return [
+            next(answers) if own.calls else _nothing(request) for request, own in zip(requests, allowed, strict=True)
+        ]
 
-    def _calls(self, request: PolicyRequest) -> list[str]:
+    def _allowed(self, request: PolicyRequest) -> Allowed:
         task_id = request.task.task_id
         if task_id not in self._options:
             found = accepted_plans(self._families, request.task)
@@ -94,7 +96,7 @@ class LocalPolicy:
 
     # --- the process ---------------------------------------------------------------------------------------------
 
-    def _sample(self, batch: Sequence[tuple[PolicyRequest, list[str]]]) -> list[Step]:
+    def _sample(self, batch: Sequence[tuple[PolicyRequest, Allowed]]) -> list[Step]:
         """The turns of all requests, in one order whoever came first."""
         about = self._loaded()
         temperature = self._settings.temperature
@@ -102,7 +104,7 @@ class LocalPolicy:
         reply = self._ask(
             {
                 "op": "sample",
-                "rows": [_row(request, calls, about["tokenizer"]) for request, calls in batch],
+                "rows": [_row(request, allowed, about["tokenizer"]) for request, allowed in batch],
                 "temperature": temperature,
                 "top_p": self._settings.local.top_p,
                 "words": self._settings.local.words,
@@ -210,14 +212,15 @@ def _nothing(request: PolicyRequest) -> Step:
     return Step(role="assistant", text=f"nothing to call: {why}", stop="end")
 
 
-def _row(request: PolicyRequest, calls: list[str], tokenizer: str) -> dict[str, Any]:
+def _row(request: PolicyRequest, allowed: Allowed, tokenizer: str) -> dict[str, Any]:
     steps = compact_steps(request.steps)
     sampled = [step.sampled for step in steps if step.role == "assistant"]
     return {
         "messages": messages_of(steps),
         "tools": _tools(),
         "own": [list(s.token_ids) if s is not None and s.tokenizer == tokenizer else None for s in sampled],
-        "calls": calls,
+        "calls": allowed.calls,
+        "numbered": list(allowed.numbered.items()),
         "seed": content_hash(["local", request.seed, request.rollout, len(request.steps)]),
         "conversation": content_hash([request.task.task_id, request.seed, request.rollout]),
     }
@@ -248,9 +251,9 @@ def _step(turn: Mapping[str, Any], about: Mapping[str, Any], temperature: float)
 
 
 class _Seat:
-    def __init__(self, request: PolicyRequest, calls: list[str]) -> None:
+    def __init__(self, request: PolicyRequest, allowed: Allowed) -> None:
         self.order = (request.task.task_id, request.seed, request.rollout)
-        self.asked = (request, calls)
+        self.asked = (request, allowed)
         self.step: Step | None = None
         self.error: BaseException | None = None
 
@@ -272,8 +275,8 @@ class _Group:
         self._is_led = False
         self._busy = threading.Lock()
 
-    def step(self, request: PolicyRequest, calls: list[str]) -> Step:
-        seat = _Seat(request, calls)
+    def step(self, request: PolicyRequest, allowed: Allowed) -> Step:
+        seat = _Seat(request, allowed)
         with self._changed:
             self._waiting.append(seat)
             self._changed.notify_all()

@@ -70,7 +70,7 @@ class Worker:
             for row in rows
         ]
         for row, context in zip(rows, contexts, strict=True):
-            grammar = turn_grammar(row["calls"], self._frame, words)
+            grammar = turn_grammar(row["calls"], self._frame, words, dict(row["numbered"]))
             drawn.append(Row(context, grammar, row["seed"], row["conversation"]))
         with self._beside_no_timing():
             turns = self._sampler.draw(drawn, sampling)

@@ -228,7 +228,7 @@ def test_the_list_of_the_prompts_is_a_policy_of_its_own(shelf: Shelf, shapes: li
     of = plays(shelf, shapes[:1], (8,), seeds=1)
     (cell,), _ = played([Player("shortlist", ShortlistPolicy(shelf), "l")], of)
     played([Player("scripted", policy, "s")], of)
-    listed = re.findall(r"^\d: \d+\.\d\d (\S.*)$", policy.requests[0].steps[1].text, re.MULTILINE)
+    listed = re.findall(r"^#\d \d+\.\d\d (\S.*)$", policy.requests[0].steps[1].text, re.MULTILINE)
     label_of = {plan.plan_id: plan.label for plan in shelf.plans(shapes[0].task)}
     assert len(listed) == LISTED
     ratios = [shapes[0].ratios[key] for label in listed for key in label_of if label_of[key] == label]

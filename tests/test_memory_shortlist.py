@@ -11,7 +11,7 @@ from fakes import ScriptedDevice
 
 from memory.exemplars_read import distance, recorded_at
 from memory.shortlist import LISTED, NEAR, Measured, expected, measured, shortlist
-from policy.compact import compact_prompt
+from policy.compact import compact_prompt, listed_labels
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
 from tools.model import estimates_us
@@ -105,7 +105,11 @@ def test_the_prompt_tells_ratios_to_the_reference_and_numbers_from_one(plans: li
     listed = shortlist(expected(plans, TASK, GPU, []), ())
     told = compact_prompt(TASK, GPU, 10.0, Selection(), 4, listed)[1].text.splitlines()
     lines = told[told.index("expected here:") + 1 :]
-    assert lines == [f"{i}: {10.0 / one.time_us:.2f} {one.plan.label}" for i, one in enumerate(listed, 1)]
+    assert lines == [f"#{i} {10.0 / one.time_us:.2f} {one.plan.label}" for i, one in enumerate(listed, 1)]
     unknown = compact_prompt(TASK, GPU, None, Selection(), 4, listed)[1].text
-    assert f"1: 1.00 {listed[0].plan.label}" in unknown
+    assert f"#1 1.00 {listed[0].plan.label}" in unknown
+    assert listed_labels(compact_prompt(TASK, GPU, 10.0, Selection(), 4, listed)) == {
+        i: one.plan.label for i, one in enumerate(listed, 1)
+    }
+    assert listed_labels(compact_prompt(TASK, GPU, 10.0, Selection(), 4)) == {}
     assert "expected here" not in compact_prompt(TASK, GPU, 10.0, Selection(), 4)[1].text

@@ -29,12 +29,13 @@ from tiny_model import make_tiny_model  # noqa: E402
 from agent import session as sessions  # noqa: E402
 from agent.config import load_settings  # noqa: E402
 from memory.exemplars_read import Selection  # noqa: E402
+from memory.shortlist import Expected  # noqa: E402
 from policy.base import PolicyError, PolicyRequest, Trial  # noqa: E402
 from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
 from policy.chat import OPEN, messages_of, parse_turn, segments, tool_messages  # noqa: E402
 from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
-from policy.grammar import allowed_calls, frame_of, options, turn_grammar  # noqa: E402
+from policy.grammar import NUMBER, allowed_calls, frame_of, options, turn_grammar  # noqa: E402
 from policy.local_policy import LocalPolicy  # noqa: E402
 from policy.local_worker import Worker, context_of  # noqa: E402
 from policy.picking import Picked, Sampling, pick  # noqa: E402
@@ -97,7 +98,8 @@ def trial(plan: Plan, ratio: float | None = 1.0) -> Trial:
 
 def row(base: Base, asked: PolicyRequest, plans: list[Plan], seed: str, words: int = 24) -> Row:
     context = context_of(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template, [])
-    grammar = turn_grammar(allowed_calls(asked, options(plans)), frame_of(base.tokenizer, base.template), words)
+    allowed = allowed_calls(asked, options(plans))
+    grammar = turn_grammar(allowed.calls, frame_of(base.tokenizer, base.template), words, allowed.numbered)
     return Row(context, grammar, seed)
 
 
@@ -129,17 +131,43 @@ def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, 
 
 def test_a_rollout_spends_its_evaluations_and_then_submits_what_passed(plans: list[Plan]) -> None:
     known = options(plans)
-    assert all('"evaluate_plan"' in call for call in allowed_calls(request(), known))
-    assert len(allowed_calls(request(), known)) == len(plans)
+    assert all('"evaluate_plan"' in call for call in allowed_calls(request(), known).calls)
+    assert len(allowed_calls(request(), known).calls) == len(plans)
     done = request(trial(plans[0], 0.5), trial(plans[1], 0.9), trial(plans[2], None), evaluations=0)
-    keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, known)]
+    keys = [json.loads(call)["arguments"]["key"] for call in allowed_calls(done, known).calls]
     assert keys == [plans[1].plan_id, plans[0].plan_id]
-    assert allowed_calls(request(trial(plans[0], None), evaluations=0), known) == []
+    assert allowed_calls(request(trial(plans[0], None), evaluations=0), known).calls == []
     answer = Step(role="tool", text=json.dumps({"key": plans[0].plan_id}), call_id="c", tool="evaluate_plan")
-    (own,) = allowed_calls(done.model_copy(update={"steps": (*done.steps, answer)}), known)
+    (own,) = allowed_calls(done.model_copy(update={"steps": (*done.steps, answer)}), known).calls
     assert plans[0].plan_id in own  # what this conversation evaluated itself
     left = request(*(trial(plan) for plan in plans))
-    assert all('"submit"' in call for call in allowed_calls(left, known))  # nothing is left to be evaluated
+    assert all('"submit"' in call for call in allowed_calls(left, known).calls)  # nothing is left to be evaluated
+
+
+def test_a_number_of_the_list_is_followed_by_its_call_and_nothing_else(base: Base, plans: list[Plan]) -> None:
+    """What is said is what is called: after the number no token is a choice; one that was tried cannot be said."""
+    import llguidance.hf
+
+    listed = [Expected(plan, 5.0) for plan in plans[:4]]
+    asked = request(trial(plans[1]))
+    prompt = compact_prompt(TASK, asked.device, 5.0, Selection(), 4, listed)
+    asked = asked.model_copy(update={"steps": prompt})
+    allowed = allowed_calls(asked, options(plans))
+    assert {n: json.loads(call)["arguments"]["knobs"] for n, call in allowed.numbered.items()} == {
+        n: dict(plans[n - 1].knobs) for n in (1, 3, 4)
+    }
+    frame = frame_of(base.tokenizer, base.template)
+    grammar = turn_grammar(allowed.calls, frame, 24, allowed.numbered)
+    tokens = llguidance.hf.from_tokenizer(base.tokenizer, n_vocab=base.model.config.vocab_size)
+    matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
+    assert not matcher.is_error(), matcher.get_error()
+    assert matcher.consume_tokens(base.tokenizer.encode("Next: #", add_special_tokens=False))
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    assert {base.tokenizer.decode([token]) for token in np.flatnonzero(bits)} == {"1", "3", "4"}
+    assert matcher.consume_tokens(base.tokenizer.encode("3", add_special_tokens=False))
+    forced = matcher.compute_ff_tokens()
+    assert base.tokenizer.decode(forced) == frame.after_words + allowed.numbered[3] + frame.end
+    assert matcher.consume_tokens(forced) and matcher.is_stopped()
 
 
 def test_words_can_be_forbidden(base: Base, plans: list[Plan]) -> None:

@@ -80,7 +80,7 @@ class _Group:
         own = earlier(shelf, shape.task, rng) if kind.is_later else []
         self._quota = kind.evaluations
         seed = [what.seed, number, rng.random()]
-        head = shelf.told(shape.task, own, kind.evaluations, seed, what.exemplars, memory, kind.without).head
+        head = shelf.told(shape.task, own, kind.evaluations, seed, what.exemplars, memory, kind.without, True).head
         self.rollouts = [
             Rollout(
                 shelf,

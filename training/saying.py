@@ -1,6 +1,7 @@
 """What a synthesised rollout says before each call: short, and true of the recorded numbers. Pure.
 
-A plan of the prompt's list is called by its number, any other by what it changes.
+A turn counts itself, so that a small model knows when its evaluations are spent. A plan of the prompt's list is called
+by its number (policy/grammar.py), any other by what it changes.
 """
 
 from __future__ import annotations
@@ -9,40 +10,38 @@ from collections.abc import Sequence
 
 from memory.exemplars_read import Selection, Tried
 from memory.shortlist import Expected
+from policy.grammar import NUMBER
 from tools.records import Plan
 
 
-def opening(known: Selection, listed: Sequence[Expected], plan: Plan) -> str:
+def opening(known: Selection, listed: Sequence[Expected], plan: Plan, evaluations: int) -> str:
     shown = known.own or known.exemplars
-    if not shown:
-        return next_words(None, listed, plan) if listed else f"Nothing is measured; {named(plan)} suits the shape."
-    best = shown[0]
-    text = f"Best so far {best.score or 0.0:.3f}."
-    if len(shown) > 1 and best.score and shown[-1].score:
-        apart = difference(plan_of(shown[-1]), plan_of(best))
-        text = f"{best.score / shown[-1].score:.2f}x by {apart}."
-    return f"{text} {next_words(plan_of(best), listed, plan)}"
+    best = shown[0] if shown else None
+    seen = f" Best shown {best.score:.3f}." if best is not None and best.score is not None else ""
+    return f"1 of {evaluations}.{seen} {next_words(plan_of(best) if best else None, listed, plan)}"
 
 
-def after(previous: Tried, best: Tried | None, listed: Sequence[Expected], plan: Plan) -> str:
-    """Between an answer and the next plan."""
-    base = plan_of(best or previous)
-    if previous.score is None:
-        return f"Rejected. {next_words(base, listed, plan)}"
-    led = best is not None and best.key == previous.key
-    return f"{previous.score:.3f} {'leads' if led else 'is slower'}. {next_words(base, listed, plan)}"
+def after(
+    previous: Tried, best: Tried | None, listed: Sequence[Expected], plan: Plan, number: int, evaluations: int
+) -> str:
+    """Between an answer and the next plan, which is the ``number``-th."""
+    said = "Rejected."
+    if previous.score is not None:
+        led = best is not None and best.key == previous.key
+        said = f"{previous.score:.3f} {'leads' if led else 'is slower'}."
+    return f"{number} of {evaluations}. {said} {next_words(plan_of(best or previous), listed, plan)}"
 
 
 def verdict(best: Tried | None) -> str:
-    return f"Best ratio {best.score:.3f}." if best is not None and best.score is not None else "No plan passed."
+    return f"Done. Best {best.score:.3f}." if best is not None and best.score is not None else "Done. All rejected."
 
 
 def next_words(before: Plan | None, listed: Sequence[Expected], plan: Plan) -> str:
     for number, one in enumerate(listed, 1):
         if one.plan.plan_id == plan.plan_id:
-            return f"Next: {number}."
+            return f"Next: {NUMBER}{number}"
     if listed:
-        return f"Next: 1 with {difference(listed[0].plan, plan)}."
+        return f"Next: the first with {difference(listed[0].plan, plan)}."
     return f"Next: {difference(before, plan) if before is not None else named(plan)}."
 
 

@@ -3,6 +3,7 @@ shapes. What teaches, collects and evaluates makes its prompts here."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -13,9 +14,11 @@ from policy.compact import compact_prompt
 from tools.families import accepted_plans
 from tools.model import held_out
 from tools.record_file import Records
-from tools.records import BaselineResult, DeviceInfo, Family, Plan, Step, Task, Variant
+from tools.records import BaselineResult, DeviceInfo, Family, Plan, Step, Task, Variant, content_hash
 from training.splits import split_of
 
+#: Beyond the nearest shapes, how many more a varied list may be drawn from.
+_FURTHER = 3
 Part = Literal["exemplars", "profiles", "shortlist"]
 #: What a prompt can be made without, to see what it is worth.
 PARTS: tuple[Part, ...] = ("exemplars", "profiles", "shortlist")
@@ -62,10 +65,19 @@ class Shelf:
     def expected(self, task: Task) -> Sequence[Expected]:
         """Of every plan that the shape accepts, quickest first."""
         if task.task_id not in self._expected:
-            near = [measured(other, self.at(other).values()) for other in self.near(task, NEAR)]
-            found = expected(self.plans(task), task, self.device, near, held_out(task))
-            self._expected[task.task_id] = found
+            self._expected[task.task_id] = self._expected_from(task, self.near(task, NEAR))
         return self._expected[task.task_id]
+
+    def varied(self, task: Task, seed: object) -> Sequence[Expected]:
+        """The same from other near shapes than the nearest ones, as ``seed`` has it: a model that saw a shape with one
+        list only would learn its numbers by heart."""
+        near = self.near(task, NEAR + _FURTHER)
+        chosen = random.Random(content_hash(["near", seed])).sample(near, min(NEAR, len(near)))
+        return self._expected_from(task, [other for other in near if other in chosen])
+
+    def _expected_from(self, task: Task, near: Sequence[Task]) -> list[Expected]:
+        known = [measured(other, self.at(other).values()) for other in near]
+        return expected(self.plans(task), task, self.device, known, held_out(task))
 
     def plans(self, task: Task) -> Sequence[Plan]:
         if task.task_id not in self._plans:
@@ -90,8 +102,10 @@ class Shelf:
         exemplars: int,
         memory: MemorySettings,
         without: Collection[Part] = (),
+        is_varied: bool = False,
     ) -> Told:
-        """What a local model is told before a rollout. ``own``: what was tried at the shape so far."""
+        """What a local model is told before a rollout. ``own``: what was tried at the shape so far. ``is_varied``: for
+        training, the list differs from seed to seed."""
         known = Selection()
         if "exemplars" not in without:
             near = (list(self.at(other).values()) for other in self.near(task, memory.nearest))
@@ -101,6 +115,7 @@ class Shelf:
             known = known.model_copy(update={"exemplars": bare})
         listed = []
         if "shortlist" not in without:
-            listed = shortlist(self.expected(task), {one.key for one in own})
+            ranked = self.varied(task, seed) if is_varied else self.expected(task)
+            listed = shortlist(ranked, {one.key for one in own})
         head = compact_prompt(task, self.device, self.reference_us(task), known, evaluations, listed)
         return Told(head, known, listed)

@@ -94,7 +94,7 @@ def _group(
     rng = random.Random(content_hash(["synthesise", recipe.seed, task.task_id, number]))
     own = earlier(shelf, task, rng) if kind.is_later else []
     seed = [recipe.seed, number, rng.random()]
-    head, known, listed = shelf.told(task, own, kind.evaluations, seed, recipe.exemplars, memory, kind.without)
+    head, known, listed = shelf.told(task, own, kind.evaluations, seed, recipe.exemplars, memory, kind.without, True)
     done = {one.key for one in own}
     everything = list(shelf.at(task).values())
     pool = [one for one in everything if one.key not in done] or everything
@@ -110,7 +110,7 @@ def _group(
     prompt = tuple(prompt_message(step, Secrets()) for step in head)
     group_id = content_hash(["records", records.device.label, task.task_id, number, [m.content for m in prompt]])
     for index, (tried, mine, group) in enumerate(zip(rollouts, rewards, relative, strict=True)):
-        turns = tuple(_conversation(tried, known, listed))
+        turns = tuple(_conversation(tried, known, listed, kind.evaluations))
         yield Row(
             row_id=content_hash([group_id, index, [t.model_dump() for t in turns]]),
             group_id=group_id,
@@ -161,14 +161,19 @@ def _ranked(pool: Sequence[Tried]) -> list[Tried]:
     return sorted(pool, key=lambda one: (-(one.score or 0.0), one.key))
 
 
-def _conversation(tried: Sequence[Tried], known: Selection, listed: Sequence[Expected]) -> Iterator[Turn]:
+def _conversation(
+    tried: Sequence[Tried], known: Selection, listed: Sequence[Expected], evaluations: int
+) -> Iterator[Turn]:
     best: Tried | None = None
     previous: Tried | None = None
     for number, one in enumerate(tried):
         plan = plan_of(one)
         arguments = json.dumps(plan_arguments(plan))
         call = RowCall(id=f"call-{number}", name="evaluate_plan", arguments=arguments)
-        text = opening(known, listed, plan) if previous is None else after(previous, best, listed, plan)
+        if previous is None:
+            text = opening(known, listed, plan, evaluations)
+        else:
+            text = after(previous, best, listed, plan, number + 1, evaluations)
         yield Turn(role="assistant", content=text, tool_calls=(call,), trained=True)
         yield Turn(role="tool", content=_answer(one), tool_call_id=call.id, name=call.name)
         previous = one

@@ -35,7 +35,7 @@ from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
 from policy.chat import OPEN, messages_of, parse_turn, segments, tool_messages  # noqa: E402
 from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
-from policy.grammar import NUMBER, allowed_calls, frame_of, options, turn_grammar  # noqa: E402
+from policy.grammar import allowed_calls, frame_of, options, turn_grammar  # noqa: E402
 from policy.local_policy import LocalPolicy  # noqa: E402
 from policy.local_worker import Worker, context_of  # noqa: E402
 from policy.picking import Picked, Sampling, pick  # noqa: E402

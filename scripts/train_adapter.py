@@ -47,6 +47,7 @@ class Scale(NamedTuple):
     rounds: int
     budgets: Sequence[int]
     lora: Mapping[str, Any] = {}
+    reward: Mapping[str, Any] = {}
 
 
 SCALES = {
@@ -54,11 +55,14 @@ SCALES = {
         export=("--groups", "6", "--group-size", "2"),
         sft={"epochs": 2, "batch_size": 8, "log_steps": 5},
         collect=("--groups", "4", "--group-size", "8", "--batch", "512"),
-        grpo={"epochs": 1, "batch_size": 16, "groups_per_step": 8, "log_steps": 2},
+        # Offline, a step away from the logged policy is all that a narrow clip allows: here it may become another one.
+        grpo={"epochs": 2, "batch_size": 16, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "clip": 0.8,
+              "clip_high": 3.0, "kl": 0.02},
         evaluate=("--seeds", "3", "--batch", "512"),
         policy={},
         rounds=2,
         budgets=(1, 4, 8, 16),
+        reward={"min_std": 0.003},  # groups that differ by less differ by the measurements' noise
     ),
     "tiny": Scale(
         export=("--groups", "2", "--group-size", "2"),

@@ -130,6 +130,11 @@ def test_from_a_search_on_replay_to_an_adapter(home: Path) -> None:
     assert json.loads(imitated.stdout)["steps"] == 2
     steps = [m["loss"] for m in metrics(home / "sft") if "loss" in m]
     assert len(steps) == 2 and all(loss > 0 for loss in steps)
+    (home / "other").mkdir()
+    (home / "other" / "adapter_config.json").write_text("{}")
+    (home / "other" / "training.json").write_text('{"base": {"name": "some-7b", "fingerprint": "0123"}}')
+    strange = train(home, "grpo", home / "made.jsonl", "grpo-made", "--adapter", home / "other")
+    assert "was trained on some-7b (0123), not on tiny" in one_sentence(strange)
     unlogged = train(home, "grpo", home / "made.jsonl", "grpo-made", "--adapter", home / "sft")
     assert "no log-probabilities" in one_sentence(unlogged) and "--policy local" in unlogged.stderr
     improved = train(

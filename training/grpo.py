@@ -45,11 +45,11 @@ def prepared(job: Job, base: Base, rows: Sequence[Row], left_out: Counter[str]) 
 def _hint(left_out: Counter[str]) -> str:
     if left_out["no log-probabilities"]:
         return (
-            ". Only the local policy logs log-probabilities: collect with --policy local, or let rows count as sampled "
-            "from the reference with --set grpo.behaviour=reference"
+            ". Only the local policy logs log-probabilities, of its base's tokens: take rows of agent collect, or of "
+            "--policy local, or let rows count as sampled from the reference with --set grpo.behaviour=reference"
         )
     if left_out["equal rewards in the group"] or left_out["alone in its group"]:
-        return ". A group teaches by its differences: collect with session.group_size of 4 or more"
+        return ". A group teaches by its differences: collect groups of 4 or more (--group-size, session.group_size)"
     return ""
 
 

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from policy.base_model import CARD, Base, adapter_id, load_adapter, load_base
+from policy.base_model import CARD, Base, adapter_id, check_adapter, load_adapter, load_base
 from policy.compact import PROMPT_VERSION
 from tools.extras import install_command
 from tools.revision import commit
@@ -172,6 +172,8 @@ def in_folder(job: Job, train: Callable[[Job, Base, RunFolder, list[Row]], Resul
     _on_own_gpu(job)
     with quiet_libraries():
         base = load_base(job.settings.base, job.home)
+        if job.adapter is not None:
+            check_adapter(base, job.adapter)
         folder = RunFolder(job.out)
         with folder.locked() if is_main_process() else nullcontext():
             if is_main_process():

@@ -164,7 +164,7 @@ def check_writable(path: Path) -> None:
             with tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent) as probe:
                 probe.write(b"x")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {refusal(error)}") from error
+        raise UsageError(f"{path} cannot be written: {refusal(error, '--out')}") from error
     except ValueError as error:  # a NUL byte in the name
         raise UsageError(f"{str(path)!r} is not the name of a file") from error
 
@@ -172,7 +172,7 @@ def check_writable(path: Path) -> None:
 def write(path: Path, certificate: Certificate) -> Certificate:
     """Signed, whole or not at all. Raises UsageError."""
     signed = certificate.signed()
-    write_atomic(path, _text(signed.model_dump(mode="json", exclude_none=True)))
+    write_atomic(path, _text(signed.model_dump(mode="json", exclude_none=True)), "--out")
     return signed
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from agent.errors import UsageError
 from tools.device import Device, DeviceBroken
+from tools.extras import install_command
 from tools.memory_needs import too_large
 from tools.records import CompileResult, DeviceInfo, Record, Task, Variant
 from tools.visible_gpus import visible_gpus
@@ -94,9 +95,7 @@ def check_gpu(spec: str) -> None:
     if gpus and ordinal >= len(gpus) and "CUDA_VISIBLE_DEVICES" not in os.environ:
         raise UsageError(f"there is no {spec}: this machine has {', '.join(f'cuda:{gpu.ordinal}' for gpu in gpus)}")
     if missing := missing_gpu_modules():
-        raise UsageError(
-            f"{spec} needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12, by your driver)"
-        )
+        raise UsageError(f"{spec} needs {', '.join(missing)}: {install_command('cuda13')} (or cuda12, by your driver)")
 
 
 def missing_gpu_modules() -> list[str]:
@@ -120,7 +119,7 @@ def find_devices() -> list[FoundDevice]:
             major, minor = gpu.capability
             why = f"has compute capability {major}.{minor}; the kernels here are for 9.0 (H100, H200)"
         elif missing:
-            why = f"needs {', '.join(missing)}: pip install 'hgemm-agent[cuda13]' (or cuda12)"
+            why = f"needs {', '.join(missing)}: {install_command('cuda13')} (or cuda12)"
         found.append(FoundDevice(spec=f"cuda:{gpu.ordinal}", label=gpu.name, usable=not why, detail=why))
     try:
         device = open_device("replay:h200")

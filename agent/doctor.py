@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.device import DeviceBroken
-from tools.extras import install_command
+from tools.extras import install_command, install_packages, restore_command
 from tools.paths import home_dir
 from tools.record_file import RecordReader
 from tools.replay import default_path
@@ -109,14 +109,13 @@ def _records(path: Path) -> Check:
     try:
         reader = RecordReader(path)
     except DeviceBroken as error:
-        fix = "pip install --force-reinstall --no-deps hgemm-agent (the records travel with the package)"
-        return Check("records", False, str(error), fix, needed=True)
+        return Check("records", False, str(error), restore_command(), needed=True)
     try:
         counts = reader.counts()
         what = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         detail = f"{reader.device.name}, driver {reader.device.driver}: {what or 'empty'}"
     except DeviceBroken as error:
-        return Check("records", False, str(error), "git checkout records/", needed=True)
+        return Check("records", False, str(error), restore_command(), needed=True)
     finally:
         reader.close()
     return Check("records", True, detail, needed=True)
@@ -190,7 +189,7 @@ def _gpu(gpus: Gpus) -> list[Check]:
     replay = "; --device replay:h200 works without"
     if gpus.driver is None:
         fix = (
-            "pip install nvidia-ml-py"
+            install_packages("nvidia-ml-py")
             if "nvidia-ml-py" in gpus.why
             else "apt-get install nvidia-driver-580 (on a machine with an NVIDIA GPU)"
         )
@@ -243,7 +242,7 @@ def _model(package: str, variable: str, environ: Mapping[str, str]) -> Check:
     """A policy's client and whether its key is set; the key itself is never read further than that."""
     name = f"policy {package}"
     if not _importable(package):
-        return Check(name, False, f"the {package} package is not installed", f"pip install {package}")
+        return Check(name, False, f"the {package} package is not installed", install_packages(package))
     if not environ.get(variable):
         return Check(name, False, f"{variable} is not set; --policy search works without", f"export {variable}=…")
     return Check(name, True, f"{package} {package_version(package)}, {variable} is set")

@@ -47,7 +47,7 @@ ADVICE = {
     errno.EFBIG: "the limit on the size of files (ulimit -f) is too low",
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",
-    errno.EROFS: "choose another place, for example by HGEMM_AGENT_HOME",
+    errno.EROFS: "choose another place",
     errno.EMFILE: "raise the limit on open files (ulimit -n)",
     errno.ENFILE: "the machine has no more: end other programs",
     errno.ENOMEM: "the machine has no memory left: end other programs",
@@ -62,7 +62,16 @@ ADVICE = {
 }
 
 
-def refusal(error: OSError) -> str:
-    """What the system said, and what to do about it."""
+#: What another place would not help against.
+_EVERYWHERE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENAMETOOLONG, errno.EFBIG})
+
+
+def refusal(error: OSError, chosen_with: str = "") -> str:
+    """What the system said, and what to do about it. ``chosen_with``: the option or variable that says where the file
+    is to be, named where another place would do."""
     said = error.strerror or str(error)
-    return f"{said}; {ADVICE[error.errno]}" if error.errno in ADVICE else said
+    advice = [ADVICE[error.errno]] if error.errno in ADVICE else []
+    if chosen_with and error.errno not in _EVERYWHERE:
+        elsewhere = ADVICE[errno.EROFS]
+        advice = [*(one for one in advice if one != elsewhere), f"{elsewhere} with {chosen_with}"]
+    return "; ".join([said, ", or ".join(advice)]) if advice else said

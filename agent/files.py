@@ -12,9 +12,9 @@ from tools import text_files
 from tools.whole_files import replacing
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, chosen_with: str = "") -> None:
     """Whole or not at all (tools/whole_files.py). What is no regular file (/dev/stdout, a named pipe) is written as it
-    is. Raises UsageError with one sentence."""
+    is. ``chosen_with`` is the option that gave the path. Raises UsageError with one sentence."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         mode = _mode(path)
@@ -26,7 +26,7 @@ def write_atomic(path: Path, text: str) -> None:
             with replacing(path) as new:
                 new.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {refusal(error)}") from error
+        raise UsageError(f"{path} cannot be written: {refusal(error, chosen_with)}") from error
     except ValueError as error:  # a NUL byte in the name
         raise UsageError(f"{str(path)!r} is not the name of a file") from error
 

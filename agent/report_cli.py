@@ -91,7 +91,7 @@ def write_report(report: Report, folder: Path) -> None:
     page = render_html(report)
     texts = {"report.json": report.document(), "report.md": render_markdown(report), "report.html": page}
     for name, text in texts.items():
-        write_atomic(folder / name, text)
+        write_atomic(folder / name, text, "--out")
         (folder / name).chmod(0o644)  # a report is made to be shown
 
 

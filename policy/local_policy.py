@@ -179,7 +179,9 @@ def _absolute(field: str, path: str) -> str:
 def _check(base: BaseSettings, adapter: Path | None) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise PolicyError(f"the policy 'local' needs {', '.join(missing)}: {install_command('train')}")
+        raise PolicyError(
+            f"a local model (--policy local or base, an adapter) needs {', '.join(missing)}: {install_command('train')}"
+        )
     base_source(base.name, None)
     if base.chat_template is not None and not Path(base.chat_template).is_file():
         raise PolicyError(f"policy.local.base.chat_template: there is no file {base.chat_template}")

@@ -24,8 +24,9 @@ from retrieval.layout import Manifest
 from retrieval.lexical import PassageWriter
 from retrieval.passages import Chunk, Document, Skipped, SourceInfo
 from retrieval.reading import Unreadable, read_file
-from retrieval.sources import INSTALL, Source, added_folder, document_licence, installed_packages
+from retrieval.sources import Source, added_folder, document_licence, installed_packages
 from retrieval.vectors import MAX_BATCH, VectorIndex, arch_metadata
+from tools.extras import install_command
 from tools.records import Record, content_hash
 
 SLAB = 256  # texts embedded between two commits: a kill loses at most these
@@ -136,7 +137,9 @@ def _sources(
     for path in kept:
         found.append(added_folder(path, {source.info.name for source in found}))
     if not found:
-        raise RetrievalError(f"there is nothing to index: {INSTALL}, or add a folder with --add PATH")
+        raise RetrievalError(
+            f"there is nothing to index: {install_command('retrieval')}, or add a folder with --add PATH"
+        )
     layout.write_added(folder, kept)
     return found
 

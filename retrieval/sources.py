@@ -12,7 +12,6 @@ from retrieval.passages import SourceInfo
 from retrieval.reading import list_files
 from tools.revision import commit
 
-INSTALL = "pip install 'hgemm-agent[retrieval]'"
 UNKNOWN_LICENCE = "unknown"
 _SPDX = re.compile(r"SPDX-License-Identifier:\s*([A-Za-z0-9.+-]+(?: WITH [A-Za-z0-9.-]+)?)")
 _LICENCE_FILES = re.compile(r"^(?:LICEN[SC]E|COPYING)(?:\.(?:txt|md|rst))?$", re.IGNORECASE)

@@ -15,6 +15,7 @@ from typing import Any
 
 from retrieval.embedding import Vectors
 from retrieval.errors import RetrievalError
+from tools.extras import install_command
 
 COLLECTION = "passages"  # Chroma wants at least three characters
 MAX_BATCH = 5461  # more at once is refused
@@ -132,9 +133,8 @@ def _sentences(folder: Path) -> Iterator[None]:
     except RetrievalError:
         raise
     except ImportError as error:
-        install = "pip install 'hgemm-agent[retrieval]'"
         raise RetrievalError(
-            f"{error.name or 'chromadb'} is not installed, which the index needs: {install}"
+            f"{error.name or 'chromadb'} is not installed, which the index needs: {install_command('retrieval')}"
         ) from error
     except Exception as error:
         raise RetrievalError(_explained(folder, error)) from error

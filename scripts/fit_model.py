@@ -6,7 +6,7 @@
 Robust least squares (soft L1) on the logarithm of time, over every offline timing at screen budget of the families that
 the model has terms for. A timing weighs (best time at its shape / its time)^3: the order of good plans matters, how bad
 the bad ones are does not. Each constant also has a prior around START, so that one which the records say nothing about
-stays where physics put it. Needs scipy (pip install 'hgemm-agent[report]').
+stays where physics put it. Needs scipy (the extra `report`).
 """
 
 from __future__ import annotations

@@ -557,7 +557,8 @@ def test_a_missing_extra_is_named_with_the_command_that_brings_it(folder: Path) 
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parent.parent
     )
     last = done.stderr.strip().splitlines()[-1]
-    assert "needs llguidance: " in last and "-m pip install" in last and "[train]" in last
+    assert "(--policy local or base, an adapter) needs llguidance: " in last, last
+    assert "-m pip install" in last and "[train]" in last
 
 
 def test_too_little_memory_is_a_sentence(folder: Path) -> None:

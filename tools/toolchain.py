@@ -17,18 +17,19 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from tools.extras import install_command, install_packages
 from tools.proc import run
 
 TOOL_NAMES = ("nvcc", "cuobjdump", "nvdisasm", "compute-sanitizer", "ncu")
 
 #: The exact command that adds each tool. `doctor` prints these, and so does the detail of an UNAVAILABLE outcome.
 HOW_TO_INSTALL: Mapping[str, str] = {
-    "nvcc": "pip install 'hgemm-agent[nvcc]' (a standalone nvcc 13.0 from PyPI; it needs g++)",
-    "cuobjdump": "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm",
-    "nvdisasm": "pip install nvidia-cuda-nvdisasm",
-    "compute-sanitizer": "pip install 'nvidia-cuda-sanitizer-api>=13.0,<13.1'",
+    "nvcc": f"{install_command('nvcc')} (a standalone nvcc 13.0 from PyPI; it needs g++)",
+    "cuobjdump": install_packages("nvidia-cuda-cuobjdump", "nvidia-cuda-nvdisasm"),
+    "nvdisasm": install_packages("nvidia-cuda-nvdisasm"),
+    "compute-sanitizer": install_packages("nvidia-cuda-sanitizer-api>=13.0,<13.1"),
     "ncu": "apt-get install cuda-nsight-compute-13-0 (from NVIDIA's CUDA repository; no Python index has it)",
-    "cutlass": "pip install nvidia-cutlass==4.2.0.0",
+    "cutlass": install_packages("nvidia-cutlass==4.2.0.0"),
     "g++": "apt-get install g++",
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import multiprocessing
 import os
 import queue
 import re
@@ -40,6 +41,8 @@ _ADDRESS = re.compile(r"((tcp|tls|ws|wss|ucx)://)?(\[[0-9A-Fa-f:.]+(%\w+)?\]|[A-
 WORKERS_TIMEOUT_S = 90.0
 #: Opening a GPU the first time includes starting its worker process.
 HELLO_TIMEOUT_S = 300.0
+#: At most so long after ctrl-C a worker that was to be started still begins.
+STARTING_S = 2.0
 #: Without any worker for this long, a local cluster will not have one again.
 NO_WORKERS_S = 60.0
 
@@ -258,16 +261,55 @@ def _started(place: Place, spool: Spool) -> Iterator[Client]:
         local = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
         scheduler = {"cls": distributed.Scheduler, "options": {**local, "port": 0, "dashboard": False}}
         dask_api: Any = distributed
+        loop = stack.enter_context(_quiet_loop())
         # The stack ends the cluster. Dask would try again at exit, and fail on one that ctrl-C kept from starting.
         atexit.unregister(close_clusters)
         try:
             cluster = stack.enter_context(
-                dask_api.SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL, name="sweep")
+                dask_api.SpecCluster(
+                    workers=workers, scheduler=scheduler, silence_logs=logging.CRITICAL, name="sweep", loop=loop
+                )
             )
             client = stack.enter_context(dask_api.Client(cluster, set_as_default=False))
+        except KeyboardInterrupt:
+            _end_starting(len(workers))
+            raise
         except (OSError, RuntimeError) as error:  # of a nanny: the current folder is gone, no process is left
             raise SweepError(f"the local workers could not be started: {_sentence(error)}") from error
         yield client
+
+
+def _end_starting(count: int) -> None:
+    """Ends the workers that are being started, ``count`` in all, before what they are to read from us is gone: each of
+    them would show a traceback. A thread may be about to start the next."""
+    ended: set[int | None] = set()
+    until = time.monotonic() + STARTING_S
+    while len(ended) < count and time.monotonic() < until:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            ended.add(worker.pid)
+        time.sleep(0.02)
+
+
+@contextmanager
+def _quiet_loop() -> Iterator[Any]:
+    """Dask's event loop in a thread that has SIGINT blocked, and so have the workers that it starts: ctrl-C reaches a
+    whole group, and each that is still importing would show a traceback of its own. ``SweepPlugin`` comes later."""
+    from distributed.utils import LoopRunner
+
+    runner: Any = LoopRunner()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the thread inherits
+    try:
+        runner.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # What fails there is missed here, as an answer or a worker. asyncio would show a traceback as well, of each worker
+    # that ctrl-C kept from starting.
+    runner.loop.asyncio_loop.set_exception_handler(lambda loop, context: None)
+    try:
+        yield runner.loop
+    finally:
+        runner.stop()
 
 
 def _start_resource_tracker() -> None:

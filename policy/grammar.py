@@ -78,10 +78,16 @@ class Option(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """``numbered``: those of the calls that a number of the prompt's list stands for."""
+    """``lead``: what the turn begins with, so that a small model need not count. ``numbered``: those of the calls that a
+    number of the prompt's list stands for."""
 
+    lead: str
     calls: list[str]
     numbered: dict[int, str]
+
+
+def lead_of(evaluations_left: int) -> str:
+    return f"{evaluations_left} left."
 
 
 def options(plans: Iterable[Plan]) -> list[Option]:
@@ -92,29 +98,36 @@ def allowed_calls(request: PolicyRequest, options: Sequence[Option]) -> Allowed:
     """Every call that the loop would run for this request: plans not tried yet while evaluations are left, which a
     rollout spends to the last, and then a submit of what passed: of its own, which it is rewarded for, if there is any.
     Empty if there is none. ``options`` are the plans that accept the task's shape."""
+    lead = lead_of(request.evaluations_left)
     if request.evaluations_left > 0 and request.turns_left > 1:
         tried = {trial.key for trial in request.trials}
         if left := {option.label: option.call for option in options if option.key not in tried}:
             labels = listed_labels(request.steps)
-            return Allowed(list(left.values()), {n: left[label] for n, label in labels.items() if label in left})
+            return Allowed(lead, list(left.values()), {n: left[label] for n, label in labels.items() if label in left})
     told = "\n".join(step.text for step in request.steps if step.role == "tool")
     passed = sorted((t for t in request.trials if t.ratio is not None), key=lambda trial: -(trial.ratio or 0.0))
     keys = dict.fromkeys([t.key for t in passed if t.key in told] or [t.key for t in passed])
-    return Allowed([call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS]], {})
+    return Allowed(lead, [call_text("submit", {"key": key}) for key in list(keys)[:MAX_KEYS]], {})
 
 
-def turn_grammar(calls: Iterable[str], frame: Frame, words: int, numbered: Mapping[int, str] | None = None) -> str:
-    """In llguidance's Lark: at most ``words`` characters that open no tag and name no number, then exactly one of the
-    calls; or a number, and its call."""
-    behind = "BEFORE" if frame.alone == frame.after_words else "AFTER"
-    alone = "BEFORE" if frame.alone == frame.after_words else "ALONE"
-    spoken = f"WORDS: /[^<\\n{NUMBER}]{{1,{words}}}/\n" if words else ""
-    ways = [f"{alone} CALL", *([f"WORDS {behind} CALL"] if words else [])]
-    ends = []
-    for number, call in (numbered or {}).items() if words else ():
-        ways.append(f'WORDS? "{NUMBER}{number}" {behind} CALL{number}')
-        ends.append(f"CALL{number}: {json.dumps(call + frame.end, ensure_ascii=False)}\n")
-    listed = " | ".join(json.dumps(call + frame.end, ensure_ascii=False) for call in calls)
-    tags = {alone: frame.alone, behind: frame.after_words}
-    before = "".join(f"{name}: {json.dumps(text)}\n" for name, text in tags.items())
-    return f"start: {' | '.join(ways)}\n{spoken}{before}CALL: {listed}\n{''.join(ends)}"
+def turn_grammar(allowed: Allowed, frame: Frame, words: int) -> str:
+    """In llguidance's Lark: the lead and at most ``words`` characters more that open no tag and name no number, then
+    exactly one of the calls; or a number, and its call. Without words, a call alone."""
+    listed = " | ".join(_quoted(call + frame.end) for call in allowed.calls)
+    if not words:
+        return f"start: BEFORE CALL\nBEFORE: {_quoted(frame.alone)}\nCALL: {listed}\n"
+    ways, ends = ["LEAD WORDS? BEFORE CALL"], ""
+    for number, call in allowed.numbered.items():
+        ways.append(f'LEAD WORDS? "{NUMBER}{number}" BEFORE CALL{number}')
+        ends += f"CALL{number}: {_quoted(call + frame.end)}\n"
+    return (
+        f"start: {' | '.join(ways)}\n"
+        f"LEAD: {_quoted(allowed.lead)}\n"
+        f"WORDS: /[^<\\n{NUMBER}]{{1,{words}}}/\n"
+        f"BEFORE: {_quoted(frame.after_words)}\n"
+        f"CALL: {listed}\n{ends}"
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -19,7 +19,7 @@ from typing import Any
 from policy.base import PolicyError
 from policy.base_model import BaseSettings, adapter_id, device_of, gpu_lock, load_adapter, load_base, weights_id
 from policy.chat import ChatError, Message, Tokenizer, segments
-from policy.grammar import frame_of, turn_grammar
+from policy.grammar import Allowed, frame_of, turn_grammar
 from policy.local_policy import MEMORY_WORDS
 from policy.picking import Sampling
 from policy.sampling import Row, Sampler
@@ -70,7 +70,8 @@ class Worker:
             for row in rows
         ]
         for row, context in zip(rows, contexts, strict=True):
-            grammar = turn_grammar(row["calls"], self._frame, words, dict(row["numbered"]))
+            allowed = Allowed(row["lead"], row["calls"], dict(row["numbered"]))
+            grammar = turn_grammar(allowed, self._frame, words)
             drawn.append(Row(context, grammar, row["seed"], row["conversation"]))
         with self._beside_no_timing():
             turns = self._sampler.draw(drawn, sampling)

@@ -99,7 +99,7 @@ def trial(plan: Plan, ratio: float | None = 1.0) -> Trial:
 def row(base: Base, asked: PolicyRequest, plans: list[Plan], seed: str, words: int = 24) -> Row:
     context = context_of(base.tokenizer, messages_of(asked.steps), tool_messages(compact_tools()), base.template, [])
     allowed = allowed_calls(asked, options(plans))
-    grammar = turn_grammar(allowed.calls, frame_of(base.tokenizer, base.template), words, allowed.numbered)
+    grammar = turn_grammar(allowed, frame_of(base.tokenizer, base.template), words)
     return Row(context, grammar, seed)
 
 
@@ -125,7 +125,7 @@ def test_whatever_the_seed_every_turn_is_one_call_that_would_be_run(base: Base, 
         plan = validate_plan(families[arguments.family], arguments.b_layout, arguments.knobs)
         assert plan in plans and plan not in plans[:2]
         seen.add(plan.plan_id)
-        assert len(step.text) <= 24
+        assert step.text.startswith("4 left.") and len(step.text) <= len("4 left.") + 24
     assert len(seen) > 10
 
 
@@ -157,11 +157,11 @@ def test_a_number_of_the_list_is_followed_by_its_call_and_nothing_else(base: Bas
         n: dict(plans[n - 1].knobs) for n in (1, 3, 4)
     }
     frame = frame_of(base.tokenizer, base.template)
-    grammar = turn_grammar(allowed.calls, frame, 24, allowed.numbered)
+    grammar = turn_grammar(allowed, frame, 24)
     tokens = llguidance.hf.from_tokenizer(base.tokenizer, n_vocab=base.model.config.vocab_size)
     matcher = llguidance.LLMatcher(tokens, llguidance.LLMatcher.grammar_from_lark(grammar))
     assert not matcher.is_error(), matcher.get_error()
-    assert matcher.consume_tokens(base.tokenizer.encode("Next: #", add_special_tokens=False))
+    assert matcher.consume_tokens(base.tokenizer.encode("4 left. Next: #", add_special_tokens=False))
     bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
     assert {base.tokenizer.decode([token]) for token in np.flatnonzero(bits)} == {"1", "3", "4"}
     assert matcher.consume_tokens(base.tokenizer.encode("3", add_special_tokens=False))

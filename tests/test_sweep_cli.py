@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -243,6 +244,36 @@ def test_a_quiet_sweep_says_that_it_was_interrupted(tmp_path: Path) -> None:
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert said == "interrupted; nothing is lost: the same command goes on\n"
+
+
+def test_ctrl_c_while_the_workers_start_is_one_sentence(tmp_path: Path) -> None:
+    """A terminal sends it to the whole group, and starting is seconds of imports."""
+    command = [sys.executable, "-m", "agent.cli", "sweep", "--records", "--evaluations", "64", "--quiet"]
+    command += ["--device", "replay:h200", "--workers", "2", "--db", str(tmp_path / "s.sqlite")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(), process_group=0)
+    until = time.monotonic() + 60
+    while not (begun := spawned_by(process.pid)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert begun and all(blocks_ctrl_c(worker) for worker in begun)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60)[1] == "interrupted; nothing is lost: the same command goes on\n"
+    assert process.returncode == 130
+
+
+def spawned_by(parent: int) -> list[int]:
+    """The processes of multiprocessing that ``parent`` has started and that run Python by now."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            said = status.with_name("cmdline").read_bytes()
+            if f"\nPPid:\t{parent}\n" in status.read_text() and b"spawn_main" in said:
+                found.append(int(status.parent.name))
+    return found
+
+
+def blocks_ctrl_c(pid: int) -> bool:
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigBlk"))
+    return bool(int(line.split()[1], 16) & 1 << (signal.SIGINT - 1))
 
 
 def test_what_our_exit_cut_off_is_tidied_up_in_silence() -> None:

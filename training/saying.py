@@ -1,7 +1,7 @@
 """What a synthesised rollout says before each call: short, and true of the recorded numbers. Pure.
 
-A turn counts itself, so that a small model knows when its evaluations are spent. A plan of the prompt's list is called
-by its number (policy/grammar.py), any other by what it changes.
+A turn begins with how many evaluations are left, and a plan of the prompt's list is called by its number, as the grammar
+has it (policy/grammar.py); any other plan by what it changes.
 """
 
 from __future__ import annotations
@@ -10,30 +10,29 @@ from collections.abc import Sequence
 
 from memory.exemplars_read import Selection, Tried
 from memory.shortlist import Expected
-from policy.grammar import NUMBER
+from policy.grammar import NUMBER, lead_of
 from tools.records import Plan
 
 
-def opening(known: Selection, listed: Sequence[Expected], plan: Plan, evaluations: int) -> str:
+def opening(known: Selection, listed: Sequence[Expected], plan: Plan, left: int) -> str:
     shown = known.own or known.exemplars
     best = shown[0] if shown else None
     seen = f" Best shown {best.score:.3f}." if best is not None and best.score is not None else ""
-    return f"1 of {evaluations}.{seen} {next_words(plan_of(best) if best else None, listed, plan)}"
+    return f"{lead_of(left)}{seen} {next_words(plan_of(best) if best else None, listed, plan)}"
 
 
-def after(
-    previous: Tried, best: Tried | None, listed: Sequence[Expected], plan: Plan, number: int, evaluations: int
-) -> str:
-    """Between an answer and the next plan, which is the ``number``-th."""
+def after(previous: Tried, best: Tried | None, listed: Sequence[Expected], plan: Plan, left: int) -> str:
+    """Between an answer and the next plan."""
     said = "Rejected."
     if previous.score is not None:
         led = best is not None and best.key == previous.key
         said = f"{previous.score:.3f} {'leads' if led else 'is slower'}."
-    return f"{number} of {evaluations}. {said} {next_words(plan_of(best or previous), listed, plan)}"
+    return f"{lead_of(left)} {said} {next_words(plan_of(best or previous), listed, plan)}"
 
 
 def verdict(best: Tried | None) -> str:
-    return f"Done. Best {best.score:.3f}." if best is not None and best.score is not None else "Done. All rejected."
+    said = f"Best {best.score:.3f}." if best is not None and best.score is not None else "All rejected."
+    return f"{lead_of(0)} {said}"
 
 
 def next_words(before: Plan | None, listed: Sequence[Expected], plan: Plan) -> str:

@@ -78,8 +78,8 @@ class Option(NamedTuple):
 
 
 class Allowed(NamedTuple):
-    """``lead``: what the turn begins with, so that a small model need not count. ``numbered``: those of the calls that a
-    number of the prompt's list stands for."""
+    """``lead``: what the turn begins with, so that a small model need not count. ``numbered``: those of the calls that
+    a number of the prompt's list stands for."""
 
     lead: str
     calls: list[str]

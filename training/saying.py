@@ -1,7 +1,7 @@
 """What a synthesised rollout says before each call: short, and true of the recorded numbers. Pure.
 
-A turn begins with how many evaluations are left, and a plan of the prompt's list is called by its number, as the grammar
-has it (policy/grammar.py); any other plan by what it changes.
+A turn begins with how many evaluations are left, and a plan of the prompt's list is called by its number, as the
+grammar has it (policy/grammar.py); any other plan by what it changes.
 """
 
 from __future__ import annotations

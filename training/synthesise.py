@@ -171,10 +171,7 @@ def _conversation(
         arguments = json.dumps(plan_arguments(plan))
         call = RowCall(id=f"call-{number}", name="evaluate_plan", arguments=arguments)
         left = evaluations - number
-        if previous is None:
-            text = opening(known, listed, plan, left)
-        else:
-            text = after(previous, best, listed, plan, left)
+        text = opening(known, listed, plan, left) if previous is None else after(previous, best, listed, plan, left)
         yield Turn(role="assistant", content=text, tool_calls=(call,), trained=True)
         yield Turn(role="tool", content=_answer(one), tool_call_id=call.id, name=call.name)
         previous = one

@@ -82,14 +82,15 @@ def _absolute(name: str) -> Path:
         raise UsageError(f"replay:{name} leads nowhere: give the full path of a record file, or replay:h200") from error
 
 
-def check_gpu(spec: str) -> None:
+def check_gpu(spec: str, or_replay: bool = True) -> None:
     """Raises UsageError where the GPU is not there, or, with the command that installs them, the packages of its
-    worker."""
+    worker. ``or_replay``: records would do as well, which the sentence then says."""
     gpus = visible_gpus()
     if not gpus and not any(Path(name).exists() for name in _DRIVER_FILES):
+        instead = "--device replay:h200, which answers from recorded measurements, or " if or_replay else ""
         raise UsageError(
-            f"{spec} needs an NVIDIA GPU and its driver, and this machine has none: use --device replay:h200, which "
-            "answers from recorded measurements, or a machine with an H100 or H200"
+            f"{spec} needs an NVIDIA GPU and its driver, and this machine has none: use {instead}a machine with an "
+            "H100 or H200"
         )
     ordinal = int(spec.removeprefix("cuda:"))
     if gpus and ordinal >= len(gpus) and "CUDA_VISIBLE_DEVICES" not in os.environ:

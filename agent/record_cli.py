@@ -70,8 +70,10 @@ def record(
       agent record --check h200.sqlite --random 60 --seed 1 --out again.sqlite --deadline 600
     """
     with guarded():
+        from tools.record_file import RecordReader
         from tools.recording import OUT_OF_TIME
         from tools.recording import main as record_families
+        from tools.recording_farm import known_device
 
         given = {
             "--deadline": deadline,
@@ -94,6 +96,9 @@ def record(
         if merge:
             arguments += ["--merge", *map(str, merge)]
         else:
+            known_device(out)  # a mistaken file is told of on a machine without a GPU, too
+            if check is not None:
+                RecordReader(check).close()
             arguments += [
                 f"--device={name}" for name in _gpus(device or ["cuda:0"], check is not None and out.exists())
             ]
@@ -116,6 +121,6 @@ def _gpus(names: list[str], perhaps_none: bool) -> list[str]:
         if gpu != "all" and not gpu.startswith("cuda:"):
             raise UsageError(f"records are made on a GPU: --device cuda:0, not '{name}'")
         if not perhaps_none:
-            check_gpu("cuda:0" if gpu == "all" else gpu)
+            check_gpu("cuda:0" if gpu == "all" else gpu, or_replay=False)
         found.append(gpu)
     return found

@@ -131,7 +131,7 @@ def _tell(summary: SweepSummary, csv_file: Path | None, json_output: bool) -> in
                 print_summary(summary, console_for_result())
     finally:
         if csv_file is not None:
-            write_atomic(csv_file, to_csv(summary.rows))
+            write_atomic(csv_file, to_csv(summary.rows), "--csv")
     if summary.unfinished:
         complain(f"error: {len(summary.unfinished)} shapes are unfinished: run the same command again")
         return EXIT_ERROR

@@ -13,7 +13,10 @@ from agent.cli import app
 from tools import recording
 from tools.record_file import RecordReader
 from tools.recording import OUT_OF_TIME, record
+from tools.replay import default_path
 from tools.visible_gpus import VisibleGpu
+
+RECORD = default_path()
 
 
 def invoke(*arguments: str) -> Result:
@@ -50,7 +53,10 @@ def made(tmp_path: Path) -> list[str]:
         ),
         ("--one-by-one --limit 5 --jobs 4", "--device=cuda:0 --limit=5 --top=3 --jobs=4 --one-by-one"),
         ("--no-sanitize", "--device=cuda:0 --top=3 --no-sanitize"),
-        ("--check r.sqlite --seed 7 --json", "--device=cuda:0 --top=3 --check=r.sqlite --random=60 --seed=7 --json"),
+        (
+            f"--check {RECORD} --seed 7 --json",
+            f"--device=cuda:0 --top=3 --check={RECORD} --random=60 --seed=7 --json",
+        ),
     ],
 )
 def test_what_the_recorder_is_given(given: list[list[str]], arguments: str, wanted: str) -> None:
@@ -92,3 +98,16 @@ def test_help_has_examples() -> None:
     said = " ".join(invoke("--help").stdout.split())
     for words in ("--device all --grid paper", "--merge a.sqlite --merge b.sqlite", "--check h200.sqlite"):
         assert words in said
+
+
+def test_a_mistaken_file_is_told_of_before_a_missing_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "visible_gpus", list)
+    monkeypatch.setattr(devices, "_DRIVER_FILES", ())
+    (tmp_path / "notes.md").write_text("# mine, long enough to be looked at\n" * 9)
+    missing = invoke("--out", str(tmp_path / "x"), "--deadline", "9", "--check", str(tmp_path / "none.sqlite"))
+    assert missing.exit_code == 1 and "there is no record file" in missing.stderr
+    notes = invoke("--out", str(tmp_path / "notes.md"), "--deadline", "9")
+    assert notes.exit_code == 1 and "notes.md" in notes.stderr and "GPU" not in notes.stderr
+    none = invoke("--out", str(tmp_path / "x"), "--deadline", "9")
+    assert none.exit_code == 1 and "this machine has none" in none.stderr and "replay" not in none.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.md"]

@@ -129,7 +129,7 @@ class _Recording:
 
     def run(self, tasks: Sequence[Task], processes: int) -> FarmSummary:
         out = self._parts.out
-        early = self._known_device()
+        early = known_device(out)
         opened = self._team.greet()
         todo = None if early is None else self._todo(early, tasks)  # while the GPUs are opened: both take seconds
         if todo != []:
@@ -267,19 +267,19 @@ class _Recording:
     def _count(self, measured: int) -> None:
         self._measured += measured
 
-    def _known_device(self) -> DeviceInfo | None:
-        """Of the record file; None if it is to be begun. Raises DeviceBroken for what is none, before a GPU opens."""
-        out = self._parts.out
-        if what := irregular(out):
-            raise DeviceBroken(f"the record file {out} {what}: give another path")
-        if not out.exists() or not out.stat().st_size:
-            return None
-        with part_opened(out) as records:  # not a reader, which refuses what a killed merge has left
-            return records.device if records is not None else None
-
     def _todo(self, info: DeviceInfo, tasks: Sequence[Task]) -> list[Job]:
         with RecordWriter(self._parts.out, info) as writer:
             return jobs(writer, self._families, tasks, self._scope, info, self._given)
+
+
+def known_device(out: Path) -> DeviceInfo | None:
+    """Of a record file; None if it is to be begun. Raises DeviceBroken for what is none, before a GPU opens."""
+    if what := irregular(out):
+        raise DeviceBroken(f"the record file {out} {what}: give another path")
+    if not out.exists() or not out.stat().st_size:
+        return None
+    with part_opened(out) as records:  # not a reader, which refuses what a killed merge has left
+        return records.device if records is not None else None
 
 
 def _dims(task: Task) -> list[int]:

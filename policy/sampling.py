@@ -26,8 +26,8 @@ GPU_PART = 0.3
 TURN_TOKENS = 1024
 #: Tokens of one row that pass through the model at a time.
 CHUNK = 256
-#: Compiled grammars that are kept: another list of calls is another grammar.
-GRAMMARS = 4096
+#: Compiled grammars that are kept beyond a batch, a megabyte each: another list of calls is another grammar.
+GRAMMARS = 256
 
 
 class Row(NamedTuple):
@@ -131,10 +131,10 @@ class Sampler:
     def _compile(self, grammars: Sequence[str]) -> None:
         import llguidance
 
-        new = [grammar for grammar in dict.fromkeys(grammars) if grammar not in self._matchers]
+        asked = dict.fromkeys(grammars)
+        new = [grammar for grammar in asked if grammar not in self._matchers]
         if len(self._matchers) + len(new) > GRAMMARS:
-            self._matchers.clear()
-            new = list(dict.fromkeys(grammars))
+            self._matchers = {grammar: matcher for grammar, matcher in self._matchers.items() if grammar in asked}
 
         def compiled(grammar: str) -> Any:
             return llguidance.LLMatcher(self._tokens, llguidance.LLMatcher.grammar_from_lark(grammar))

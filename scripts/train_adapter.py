@@ -126,7 +126,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of collecting and GRPO (default: as the scale says)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, help="of the evaluation (default: as the scale says)")
-    parser.add_argument("--processes", type=int, default=1, help="GPUs of the trainings, through accelerate")
+    parser.add_argument("--processes", type=int, default=1, help="of the trainings, one a GPU")
     parser.add_argument("--jobs", type=int, default=1, help="policies that are evaluated at the same time")
     parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
     parser.add_argument(
@@ -294,9 +294,8 @@ class Recipe:
     def start(self, name: str, words: Sequence[str]) -> Running:
         launch = [sys.executable, "-m", "agent"]
         if words[0] == "train" and self.given.processes > 1:
-            config = ROOT / "configs" / "accelerate" / "multi_gpu.yaml"
-            launch = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config),
-                      "--num_processes", str(self.given.processes), "-m", "agent"]  # fmt: skip
+            count = ("--nproc-per-node", str(self.given.processes))
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
             # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.

@@ -267,6 +267,13 @@ def test_no_descriptors_leak() -> None:
     assert count() == before
 
 
+def test_last_words_are_heard_of_a_child_whose_channel_closes_first() -> None:
+    code = "import os, sys, time; os.close(int(sys.argv[-1])); time.sleep(0.1); print('last words', flush=True)"
+    with Child(python(code)) as child:
+        assert child.recv(30) is None
+        assert "last words" in child.stderr_tail()
+
+
 def test_worker_ends_when_its_parent_is_killed() -> None:
     """Even in the middle of work that never reads its pipe."""
     parent = (

@@ -350,10 +350,12 @@ class Hosts:
         self.file.unlink(missing_ok=True)
         self.start("scheduler", "--port", "0", "--no-dashboard", "--host", "127.0.0.1")
         until = time.monotonic() + 60
-        while not self.file.exists() and time.monotonic() < until:
+        while time.monotonic() < until:
+            with contextlib.suppress(OSError, ValueError):  # not there yet, or not whole yet
+                address: str = json.loads(self.file.read_text())["address"]
+                return address
             time.sleep(0.05)
-        address: str = json.loads(self.file.read_text())["address"]
-        return address
+        pytest.fail("the scheduler did not begin")
 
     def worker(self, *options: str) -> None:
         fixed = ("--nthreads", "1", "--no-dashboard", "--no-nanny", "--death-timeout", "20")

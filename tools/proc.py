@@ -305,7 +305,7 @@ class Child:
 
     def stderr_tail(self) -> str:
         """The end of what the child printed, at most ``tail_bytes``."""
-        if self._process.poll() is not None:  # all of it has been written; let the thread catch up
+        if not self.alive:  # all of it has been written, or is about to be; let the thread catch up
             self._logger.join(_GRACE_S)
         with self._tail_lock:
             data = b"".join(self._tail)

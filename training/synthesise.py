@@ -60,7 +60,7 @@ KINDS = (
 #: Of the leaders' draw: an order by ratio in which what differs by less than the measurements' noise may change places.
 _LEADING_TEMPERATURE = 0.005
 #: A plan that is not in the prompt's list must be so much better, as a part of the ratio, to be taught instead of one.
-_OFF_LIST = 0.01
+_OFF_LIST = 0.05
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from policy_kit import base_url, message, serve
 from pytest_httpserver import HTTPServer
 from records_kit import ROOT, agent, environment
 from source_session_kit import conversation, record_to_play
-from werkzeug import Response
+from werkzeug import Request, Response
 
 from agent.ui.html import answer_html
 from agent.ui.messages import EVERYTHING, part_with, parts
@@ -154,7 +155,7 @@ def page(browser: Any, url: str) -> Iterator[Any]:
     """A fresh page that asked nobody but our server, and on which no text of a session ran as code."""
     asked: list[str] = []
     found = browser.new_page(viewport={"width": 1400, "height": 1000})
-    found.set_default_timeout(15_000)
+    found.set_default_timeout(60_000)  # of a loaded machine: the chart alone is 4 MB of script
     found.on("request", lambda request: asked.append(request.url))
     yield found
     assert found.evaluate("window.pwned") is None
@@ -212,6 +213,42 @@ def test_open_click_a_step_see_the_diff_compare_ask(
     page.locator("#talk a.step", has_text="0.2.0").last.click()
     page.wait_for_selector("#panel h3:has-text('0.2.0 evaluate_source')")
     assert not outside.exists(), outside.read_text()
+
+
+@needs_ui
+@needs_browser
+def test_an_answer_arrives_while_the_page_follows_its_session(page: Any, url: str, make_httpserver: HTTPServer) -> None:
+    """And the box takes one question after another, so that no answer wipes out the next question."""
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rsplit("gradio_api", 1)[-1]))
+    answering = threading.Event()
+
+    def slow(_: Request) -> Response:
+        assert answering.wait(20)
+        return Response(json.dumps(message("openai", "It is the fastest [0.8.0].")), mimetype="application/json")
+
+    make_httpserver.clear()
+    serve(make_httpserver, "openai", slow)
+    page.goto(f"{url}?session=story&step=0.8.0")
+    page.wait_for_selector("#panel h3:has-text('0.8.0 evaluate_source')")
+    page.get_by_role("tab", name="Ask").click()
+    question = page.locator("#question textarea")
+    question.fill("  ")
+    question.press("Enter")
+    question.fill("Which is best?")
+    question.press("Enter")
+    page.wait_for_selector("#talk :text('Which is best?')")
+    assert question.is_disabled() and question.input_value() == "", "one question at a time"
+    for _ in range(2):
+        with page.expect_response("**/gradio_api/**", timeout=10_000):
+            pass
+    answering.set()
+    page.wait_for_selector("#talk :text('It is the fastest')")
+    question.fill("/best")
+    page.wait_for_function("document.activeElement === document.querySelector('#question textarea')")
+    question.press("Enter")
+    page.wait_for_selector("#talk :text('passed the whole gate')")
+    assert not [path for path in asked if "queue" in path]
 
 
 @needs_ui

@@ -166,17 +166,20 @@ class Pages:
             self._html(lambda: self._in(name, lambda v: finding_html(v.trace, answers.compare_profiles(v, a, b)))),
         )
 
-    def ask(self, name: str | None, question: str, chat: list[Any], asker: Any) -> Iterator[tuple[Any, ...]]:
-        """A command is answered by the session's tools, anything else by the model."""
+    def asked(self, name: str | None, question: str, chat: list[Any]) -> tuple[Any, ...]:
+        """A question is shown at once; until its answer there is no other."""
         question = (question or "").strip()
         if not question or not name:
-            yield question, chat, asker
-            return
-        chat = [*chat, {"role": "user", "content": said(question)}]
-        yield "", chat, asker
+            return gr.skip(), gr.skip(), None
+        shown = [*chat, {"role": "user", "content": said(question)}]
+        return gr.update(value="", interactive=False, placeholder="answering …"), shown, question
+
+    def answer(self, name: str | None, question: str | None, chat: list[Any], asker: Any) -> tuple[Any, ...]:
+        """A command is answered by the session's tools, anything else by the model."""
+        if not question or not name:
+            return gr.skip(), gr.skip(), asker
         if asker is None or asker[0] != name:
             asker = (name, None)
-        reply = ""
         try:
             if question.startswith("/"):
                 reply = self._command(name, question)
@@ -186,7 +189,7 @@ class Pages:
                 reply = self._asked(name, asker[1].ask(question))
         except Exception as error:
             reply = problem_html(_told(error))
-        yield "", [*chat, {"role": "assistant", "content": reply}], asker
+        return gr.update(interactive=True, placeholder=""), [*chat, {"role": "assistant", "content": reply}], asker
 
     def _command(self, name: str, line: str) -> str:
         if line in ("/help", "/?"):
@@ -230,7 +233,8 @@ class Pages:
 def build(home: Path, first: str | None, make_asker: Asking) -> Any:
     pages = Pages(home, first, make_asker)
     with gr.Blocks(title="hgemm-agent", analytics_enabled=False, fill_width=True) as page:
-        name, stamp, asker = gr.State(None), gr.State(()), gr.State(None, delete_callback=_close)
+        name, stamp, asking = gr.State(None), gr.State(()), gr.State(None)
+        asker = gr.State(None, delete_callback=_close)
         goto = gr.HTML(elem_id="goto", js_on_load=_SCRIPT)
         with gr.Sidebar(label="Sessions", width=330):
             sessions = gr.HTML(elem_id="sessions")
@@ -260,7 +264,9 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
                 )
         shown = [heading, part, chat, step, panel, first_key, second_key, curve, claims, difference, profiles]
         timer = gr.Timer(TICK_S)
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        # Each event is a request of its own: in Gradio's queue all events of a page share one stream, and a question
+        # that came beside a tick was sometimes never answered.
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
         page.load(pages.open, None, [name, stamp, sessions, *shown], **quiet)
         timer.tick(
             pages.tick,
@@ -273,7 +279,9 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
         step.change(pages.step, [name, step], [panel], **quiet)
         for key in (first_key, second_key):
             key.input(pages.compare, [name, first_key, second_key], [difference, profiles], **quiet)
-        question.submit(pages.ask, [name, question, talk, asker], [question, talk, asker], **quiet)
+        question.submit(pages.asked, [name, question, talk], [question, talk, asking], **quiet).then(
+            pages.answer, [name, asking, talk, asker], [question, talk, asker], **quiet
+        ).then(None, js="() => document.querySelector('#question textarea').focus()", **quiet)
     return page
 
 

@@ -172,7 +172,7 @@ def shot(page: Any, name: str, tmp_path: Path) -> None:
 @needs_ui
 @needs_browser
 def test_open_click_a_step_see_the_diff_compare_ask(
-    page: Any, url: str, outside: Path, make_httpserver: HTTPServer, tmp_path: Path
+    page: Any, url: str, outside: Path, httpserver: HTTPServer, tmp_path: Path
 ) -> None:
     page.goto(url)
     page.get_by_text("0.5.0 evaluate_source").click()
@@ -201,7 +201,7 @@ def test_open_click_a_step_see_the_diff_compare_ask(
     question.press("Enter")
     page.wait_for_selector("#talk li:has-text('compile_error')")
     hostile = f"It failed to compile [0.2.0]. {ATTACK} ![x](http://attacker.example/y)"
-    serve(make_httpserver, "openai", message("openai", hostile), Response("no", status=500))
+    serve(httpserver, "openai", message("openai", hostile), Response("no", status=500))
     question.fill("Why was the first one rejected?")
     question.press("Enter")
     page.wait_for_selector("#talk :text('It failed to compile')")
@@ -217,38 +217,29 @@ def test_open_click_a_step_see_the_diff_compare_ask(
 
 @needs_ui
 @needs_browser
-def test_an_answer_arrives_while_the_page_follows_its_session(page: Any, url: str, make_httpserver: HTTPServer) -> None:
-    """And the box takes one question after another, so that no answer wipes out the next question."""
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url.rsplit("gradio_api", 1)[-1]))
+def test_the_next_question_waits_for_the_answer(page: Any, url: str, httpserver: HTTPServer) -> None:
+    """Whose arrival wiped out what was typed meanwhile."""
     answering = threading.Event()
 
     def slow(_: Request) -> Response:
         assert answering.wait(20)
         return Response(json.dumps(message("openai", "It is the fastest [0.8.0].")), mimetype="application/json")
 
-    make_httpserver.clear()
-    serve(make_httpserver, "openai", slow)
+    serve(httpserver, "openai", slow)
     page.goto(f"{url}?session=story&step=0.8.0")
     page.wait_for_selector("#panel h3:has-text('0.8.0 evaluate_source')")
     page.get_by_role("tab", name="Ask").click()
     question = page.locator("#question textarea")
-    question.fill("  ")
-    question.press("Enter")
     question.fill("Which is best?")
     question.press("Enter")
     page.wait_for_selector("#talk :text('Which is best?')")
-    assert question.is_disabled() and question.input_value() == "", "one question at a time"
-    for _ in range(2):
-        with page.expect_response("**/gradio_api/**", timeout=10_000):
-            pass
+    assert question.is_disabled() and question.input_value() == ""
     answering.set()
     page.wait_for_selector("#talk :text('It is the fastest')")
     question.fill("/best")
     page.wait_for_function("document.activeElement === document.querySelector('#question textarea')")
     question.press("Enter")
     page.wait_for_selector("#talk :text('passed the whole gate')")
-    assert not [path for path in asked if "queue" in path]
 
 
 @needs_ui

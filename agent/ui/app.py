@@ -264,9 +264,7 @@ def build(home: Path, first: str | None, make_asker: Asking) -> Any:
                 )
         shown = [heading, part, chat, step, panel, first_key, second_key, curve, claims, difference, profiles]
         timer = gr.Timer(TICK_S)
-        # Each event is a request of its own: in Gradio's queue all events of a page share one stream, and a question
-        # that came beside a tick was sometimes never answered.
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "queue": False}
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
         page.load(pages.open, None, [name, stamp, sessions, *shown], **quiet)
         timer.tick(
             pages.tick,

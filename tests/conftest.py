@@ -12,9 +12,13 @@ settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 
 
-@pytest.fixture
-def hears_hangups() -> Iterator[None]:
-    """Programs started meanwhile do so also where the tests themselves run under nohup, which they would inherit."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+@pytest.fixture(scope="session", autouse=True)
+def programs_hear_signals() -> Iterator[None]:
+    """Also where the tests themselves run under nohup or in the background of a script, and so were started with these
+    signals ignored: programs inherit that, but no handler."""
+    ignored = [s for s in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, lambda *_: None)
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)

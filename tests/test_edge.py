@@ -193,7 +193,6 @@ def test_a_table_that_does_not_fit_is_a_list() -> None:
 # --- signals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["TERM", "HUP"])
 def test_signals_stop_a_session_and_keep_it(tmp_path: Path, record_path: Path, number: int, code: int) -> None:
     process = subprocess.Popen(

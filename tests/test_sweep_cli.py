@@ -200,7 +200,6 @@ def test_a_disk_that_fills_up_in_the_middle_loses_nothing(tmp_path: Path, limit_
 # --- signals, and files that are none ---------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hears_hangups")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["TERM", "HUP"])
 def test_a_signal_ends_the_driver_and_its_workers(tmp_path: Path, number: int) -> None:
     """To the whole group, as the end of a terminal does it."""

@@ -125,7 +125,11 @@ def changes_its_input(buffers: dict[str, int], workspace: int, dims: dict[str, i
         (changes_its_input, "final", {}, Reason.MODIFIED_INPUT),
     ],
 )
-def test_cheats_are_named(kernel: Kernel, budget: Budget, spec: dict[str, Any], reason: Reason) -> None:
+def test_cheats_are_named(
+    kernel: Kernel, budget: Budget, spec: dict[str, Any], reason: Reason, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Which words change between two launches: of outputs this small, one time in forty one that the cheat looks at.
+    monkeypatch.setattr("tools.gpu.candidate.seed", lambda: 1)
     result = timed(kernel, budget=budget, **spec)
     assert result.reason is reason, result.detail
 

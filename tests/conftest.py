@@ -1,4 +1,4 @@
-"""Shared by all tests: no deadline for a single generated example, which a busy machine would miss now and then."""
+"""Shared by all tests."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+# For a single generated example: a busy machine would miss it now and then.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
 

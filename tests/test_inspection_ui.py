@@ -155,7 +155,7 @@ def page(browser: Any, url: str) -> Iterator[Any]:
     """A fresh page that asked nobody but our server, and on which no text of a session ran as code."""
     asked: list[str] = []
     found = browser.new_page(viewport={"width": 1400, "height": 1000})
-    found.set_default_timeout(60_000)  # of a loaded machine: the chart alone is 4 MB of script
+    found.set_default_timeout(15_000)
     found.on("request", lambda request: asked.append(request.url))
     yield found
     assert found.evaluate("window.pwned") is None

@@ -1,0 +1,97 @@
+"""The exchange of wgmma_splitk on the CPU: its own source, compiled for the host, thread after thread.
+
+Everything runs but what is PTX: the sums of a fragment come from plain loops over the steps that the producer asked TMA
+for. It shows that each step is loaded once, each part sent and read at one place inside the workspace, each output
+stored, and the state left as it was found. It shows nothing about timing, memory order or wgmma.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.families import load_families, plans, render
+from tools.hgemm import hgemm
+from tools.launching import ConcreteTensorMap, accepts, resolve
+from tools.records import Plan
+
+FAMILY = load_families()["wgmma_splitk"]
+#: Tails; two splits of a step or two; many splits of unlike lengths, more of them than 16; full tiles.
+SHAPES = ((72, 136, 136), (40, 264, 520), (72, 200, 8216), (200, 328, 1048), (65, 1032, 1032))
+
+HOST, MAIN = ((Path(__file__).parent / "data" / f"splitk_{name}.h").read_text() for name in ("host", "main"))
+
+
+def without_ptx(source: str) -> str:
+    """Without asm statements; of the functions that have a stand-in on the host, under another name."""
+    out, at = [], 0
+    for match in re.finditer(r"\basm\b( volatile)?\s*\(", source):
+        if match.start() < at:
+            continue
+        out.append(source[at : match.start()])
+        depth, at, quoted = 1, match.end(), False
+        while depth:
+            char = source[at]
+            if char == '"' and source[at - 1] != "\\":
+                quoted = not quoted
+            depth += 0 if quoted else (char == "(") - (char == ")")
+            at += 1
+    text = "".join(out) + source[at:]
+    for name in ("pack_half2", "tma_load", "load_part", "store_part", "count_up", "load_counter"):
+        text, found = re.subn(rf"^DEVICE (\w+) {name}\(", rf"DEVICE \1 {name}_of_the_gpu(", text, flags=re.MULTILINE)
+        assert found, name
+    changes = (
+        ("extern __shared__ __align__(1024) unsigned char shared[];", "unsigned char* shared = shared_of_cta.data();"),
+        ("  multiply(acc, ", "  multiply_on_host(acc); if (phase > 2) multiply(acc, "),
+        ("  send(acc, ", "  if (phase == 1) send(acc, "),
+        ("  receive(reinterpret_cast", "  if (phase == 2) receive(reinterpret_cast"),
+    )
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def some_plans() -> list[Plan]:
+    """One of each tile, with the layouts and ways to wait in turn, and all of one tile."""
+    every = list(plans(FAMILY))
+    tiles = list(dict.fromkeys(tuple(p.knobs[k] for k in ("BM", "BN", "BK")) for p in every))
+    found = []
+    for i, tile in enumerate(tiles):
+        same = [p for p in every if tuple(p.knobs[k] for k in ("BM", "BN", "BK")) == tile]
+        found += same if i == len(tiles) // 2 else [same[i * 3 % len(same)]]
+    return found
+
+
+@pytest.mark.parametrize("plan", some_plans(), ids=lambda plan: plan.label.replace(" ", ","))
+def test_every_part_is_sent_read_and_stored(plan: Plan, tmp_path: Path) -> None:
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("needs g++")
+    variant = render(FAMILY, plan)
+    macros, _, source = variant.source.partition("#pragma nv_diag")
+    (tmp_path / "host.cpp").write_text(macros + HOST + "#pragma nv_diag" + without_ptx(source) + MAIN)
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O2",
+        "-w",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "host.cpp",
+    ]
+    subprocess.run([*command, "-o", "host"], cwd=tmp_path, check=True)
+    taken = [shape for shape in SHAPES if accepts(variant, hgemm(*shape)) is None]
+    assert len(taken) >= 3
+    for shape in taken:
+        spec = resolve(variant, hgemm(*shape), 132, lambda *_: (1, 132))
+        launch = spec.launches[0]
+        numbers = [arg.value for arg in launch.args if not isinstance(arg.value, ConcreteTensorMap | str | None)]
+        assert numbers[:2] == list(shape[:2])
+        values = [*shape, *launch.grid, launch.smem_bytes, spec.workspace_bytes, spec.state_bytes, *numbers[2:]]
+        done = subprocess.run(["./host", *map(str, values)], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.stdout == "ok\n", (shape, done.stdout, done.stderr[-2000:])

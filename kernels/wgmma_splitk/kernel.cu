@@ -54,7 +54,7 @@ DEVICE void load_stage(const TensorMap* map_a, const TensorMap* map_b, u32 a, u3
 
 // Steps [from, to) of this CTA; those after the first STAGES wait for their stage.
 DEVICE void load(const TensorMap* map_a, const TensorMap* map_b, u32 ring, const Barriers& bar, u32 m0, u32 n0, const Steps& steps, u32 from, u32 to) {
-  u32 stage = 0, parity = 1;
+  u32 stage = 0, parity = 0;  // `from` is 0 or STAGES: a wait begins with the first round of reading
 #pragma unroll 1
   for (u32 i = from; i < to; i++) {
     if (i >= STAGES) mbar_wait(bar.empty + 8 * stage, parity);

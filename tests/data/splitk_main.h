@@ -10,17 +10,38 @@ __attribute__((no_sanitize("address", "undefined"), optimize("O3"))) static int 
   return sum;
 }
 
-// What the loaded steps give for this thread's fragment.
-static void multiply_on_host(float* acc) {
-  if (phase != 1) return;
-  const unsigned row = blockIdx.x * BM + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4, column = blockIdx.y * BN + threadIdx.x % 4 * 2;
-  std::set<int> ks;
-  for (auto [k, m] : loaded_a) { CHECK(m == int(blockIdx.x * BM)); CHECK(ks.insert(k).second); }
-  for (unsigned c = 0; c < BN / 8; c++)
-    for (unsigned i = 0; i < 4; i++) {
-      int sum = 0;
-      for (int k : ks) sum += dot(row + i / 2 * 8, column + c * 8 + i % 2, k, k + 64);
-      acc[c * 4 + i] = float(sum);
+static float expected(unsigned i) {  // accumulator i of this thread: the sum over the steps that this CTA has loaded
+  const unsigned row = blockIdx.x * BM + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
+  const unsigned column = blockIdx.y * BN + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+  int sum = 0;
+  for (auto [k, m] : loaded_a) sum += dot(row, column, k, k + 64);
+  return float(sum);
+}
+
+// A step of 16 along K for lane 0, from what lies in the ring where the descriptors point.
+static void on_mma(float* d, unsigned long long a, unsigned long long b) {
+  const unsigned at_a = (a & 0x3fff) * 16, at_b = (b & 0x3fff) * 16, warp = threadIdx.x / 32 % 4;
+  const auto [k_a, m0] = read_box(at_a);
+  const unsigned in_a = at_a - box_of(at_a), k = k_a + in_a % 128 / 2, m = m0 + in_a / 128 + warp * 16;
+  for (unsigned c = 0; c < BN / 8; c++) {
+    const unsigned block = B_NK ? 0 : c / 8 * BK * 128;  // 64 columns
+    const auto [k_b, n0] = read_box(at_b + block);
+    const unsigned in_b = at_b + block - box_of(at_b + block);
+    CHECK(k == k_b + (B_NK ? in_b % 128 / 2 : in_b / 128) && (B_NK ? in_b / 128 : in_b % 128) == 0);
+    const unsigned n = n0 + c * 8 - (B_NK ? 0 : c / 8 * 64);
+    CHECK(n == blockIdx.y * BN + c * 8 && m / BM == blockIdx.x && m % BM / 16 == threadIdx.x / 32);
+    for (unsigned i = 0; i < 4; i++) d[c * 4 + i] += dot(m + i / 2 * 8, n + i % 2, k, k + 16);
+  }
+}
+
+// After the main loop. In phase 0 lane 0 has its sums; the other lanes, which do not run it, get theirs in phase 1.
+static void after_multiply(float* acc) {
+  for (unsigned i = 0; i < BN / 2 && phase < 2; i++)
+    if (phase == 0) {
+      std::lock_guard<std::mutex> guard(lock);
+      CHECK(acc[i] == expected(i));
+    } else {
+      acc[i] = expected(i);
     }
 }
 
@@ -45,9 +66,19 @@ int main(int, char** v) {
         blockIdx = {id % gridDim.x, id / gridDim.x % gridDim.y, id / gridDim.x / gridDim.y};
         if (phase == 0) ctas[id].shared.assign(smem, 0), ctas[id].a.clear(), ctas[id].b.clear();
         shared_of_cta.swap(ctas[id].shared), loaded_a.swap(ctas[id].a), loaded_b.swap(ctas[id].b);
-        // Of a warp, lane 0 waits for the others' parts.
-        for (threadIdx.x = phase == 0 ? CONSUMERS : 0; threadIdx.x < (phase == 0 ? CONSUMERS + 1 : CONSUMERS); threadIdx.x++)
+        const auto run = [&](unsigned thread) {
+          threadIdx.x = thread;
           wgmma_splitk(map_a, map_b, (unsigned short*)c.data(), workspace.data(), M_, N_, steps, more, state);
+        };
+        if (phase == 0) {
+          barriers.clear(), boxes.clear();
+          pthread_barrier_init(&all_threads, nullptr, WARPS + 1);
+          std::vector<std::thread> warps;
+          for (unsigned thread = 0; thread < THREADS; thread += 32) warps.emplace_back(run, thread);
+          for (std::thread& warp : warps) warp.join();
+        } else {
+          for (unsigned thread = 0; thread < CONSUMERS; thread++) run(thread);  // of a warp, lane 0 waits for the others' parts
+        }
         shared_of_cta.swap(ctas[id].shared), loaded_a.swap(ctas[id].a), loaded_b.swap(ctas[id].b);
       }
     for (unsigned tile = 0; tile < gridDim.x * gridDim.y; tile++) {  // the splits of a tile have loaded each block of K once

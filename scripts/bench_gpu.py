@@ -126,7 +126,7 @@ def screening(device: CudaDevice, work: list[tuple[Variant, Task]]) -> dict[str,
 
 
 def screening_together(device: CudaDevice, work: list[tuple[Variant, Task]]) -> dict[str, float]:
-    """As a recording does it: up to ``TOGETHER`` candidates of a shape share a run, those of a layout the FP64 reference.
+    """As a recording does it: up to ``TOGETHER`` candidates of a shape share a run, and those of a layout a reference.
     Mean per candidate, over the same work; shapes are set up once more, because their operands have been dropped."""
     screen_s, verify_s, verified = 0.0, 0.0, 0
     for task, variants in itertools.groupby(work, key=lambda pair: pair[1]):

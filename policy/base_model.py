@@ -238,6 +238,9 @@ def _convert(package: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=_GGUF)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # it is no longer quantised
+        # Some releases of transformers take the file's first token for every special one: then no turn would end.
+        special = [model.config.bos_token_id, model.config.eos_token_id]
+        tokenizer.bos_token, tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special)
         model.config._name_or_path = _FOLDER
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)

@@ -78,6 +78,8 @@ def load_base(settings: BaseSettings, home: Path) -> Base:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         device = device_of(settings)
+        if device != "cpu":
+            _without_plans()
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(source)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(settings, device))
@@ -93,6 +95,14 @@ def load_base(settings: BaseSettings, home: Path) -> Base:
             tokenizer_id=content_hash(sorted(tokenizer.get_vocab().items())),
             template=_template(settings, tokenizer),
         )
+
+
+def _without_plans() -> None:
+    """cuDNN's attention makes a plan for every new shape, which takes longer than the attention, and here hardly two
+    steps have the same shapes."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def base_source(name: str, home: Path | None) -> str:

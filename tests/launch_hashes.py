@@ -19,8 +19,8 @@ PATH = Path(__file__).parent / "data" / "launch_hashes.json"
 SHAPES = tuple(
     hgemm(*dims) for dims in ((4096, 4096, 4096), (200, 328, 1048), (64, 4096, 4096), (64, 128, 16384), (512, 512, 512))
 )
-#: Of an H200; the occupancy is a stand-in.
-SM_COUNT, OCCUPANCY = 132, (1, 66)
+#: Of an H200; the occupancies are stand-ins, that of a cooperative launch what an H200 offers one without clusters.
+SM_COUNT, OCCUPANCY, COOPERATIVE_OCCUPANCY = 132, (1, 66), (1, 132)
 
 
 def launch_hash(variant: Variant) -> str:
@@ -28,7 +28,8 @@ def launch_hash(variant: Variant) -> str:
     taken = [task for task in SHAPES if accepts(variant, task, SM_COUNT) is None][:2]
     if len(taken) < 2:
         raise ValueError(f"{variant.label} takes only {len(taken)} of SHAPES")
-    return content_hash([asdict(resolve(variant, task, SM_COUNT, lambda *_: OCCUPANCY)) for task in taken])
+    occupancy = COOPERATIVE_OCCUPANCY if variant.launch.cooperative else OCCUPANCY
+    return content_hash([asdict(resolve(variant, task, SM_COUNT, lambda *_: occupancy)) for task in taken])
 
 
 def of_all_plans() -> dict[str, str]:

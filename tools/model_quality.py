@@ -52,7 +52,10 @@ class Quality(Record):
 
 
 def measured(records: Records, families: dict[str, Family]) -> tuple[list[Measured], int]:
-    """The shapes with a timing of every plan of ``families`` that accepts them, and how many others have some."""
+    """The shapes with a timing of every plan of ``families`` that accepts them, and how many others have some. A family
+    of which nothing was recorded yet does not count."""
+    recorded = {plan.family for plan in records.plans()}
+    families = {name: family for name, family in families.items() if name in recorded}
     found, partial = [], 0
     for task in records.tasks():
         plans, ratios, refs = [], [], []

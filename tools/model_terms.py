@@ -179,6 +179,29 @@ def wgmma_tile(x: Columns, case: Case, c: Constants) -> Array:
     return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, hbm_us(c, case))
 
 
+def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
+    f = "wgmma_splitk."
+    p = c[f + "overlap_exponent"]
+    bm, bn, bk = x["BM"], x["BN"], x["BK"]
+    stages = np.minimum(8, 232_192 // ((bm + bn) * bk * 2))
+    tiles = ceil_div(case.m, bm) * ceil_div(case.n, bn)
+    split = np.maximum(2, np.minimum(np.minimum(case.sm_count // tiles, bn // 8), case.k // 256))
+    steps = ceil_div(ceil_div(case.k, bk), split)
+
+    tensor = 2 * bm * bn * bk / c["machine.sm_tensor_flop_per_us"]
+    work = longest(p, tensor, wgmma_smem_bytes(bm, bn, bk) / c["machine.sm_smem_bytes_per_us"])
+    step = longest(p, work + c[f + "step_us"], c["machine.tma_latency_us"] / stages)
+    # A counter is a round trip more; a part that is awaited itself is put back.
+    polls = x["POLL"] == 1
+    exchange = np.where(polls, c[f + "poll_us"], c[f + "exchange_us"])
+    exchange = exchange + bm * bn * np.where(polls, c[f + "poll_element_us"], c[f + "exchange_element_us"])
+    fixed = c[f + "start_us"] + exchange
+    loaded = tiles * (bm + bn) * 2 * case.k
+    kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
+    chain, l2 = fixed + steps * step, fixed + l2_us(c, case, loaded)
+    return c["machine.launch_us"] + kn * longest(p, chain, l2, hbm_us(c, case))
+
+
 def mma_cpasync(x: Columns, case: Case, c: Constants) -> Array:
     f = "mma_cpasync."
     p = c[f + "overlap_exponent"]
@@ -267,6 +290,7 @@ def by_tile(x: Columns, case: Case) -> Array:
 FAMILIES: Mapping[str, Callable[[Columns, Case, Constants], Array]] = {
     "wgmma_persistent": wgmma_persistent,
     "wgmma_tile": wgmma_tile,
+    "wgmma_splitk": wgmma_splitk,
     "mma_cpasync": mma_cpasync,
     "mma_ldg": mma_ldg,
     "plain_tiled": plain_tiled,

@@ -48,7 +48,8 @@ def certify(
         Path | None, typer.Option(metavar="FILE", help="The certificate; one that broke off goes on.")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Compare with an old certificate, or with a record file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Compare with an old certificate, or a record file (h200: ours)."),
     ] = None,
     slack: Annotated[float, typer.Option(min=0, help="Room beyond both 95 % intervals, relative.")] = 0.02,
     compare_only: Annotated[
@@ -69,6 +70,7 @@ def certify(
         from tools.families import load_families
 
         families = load_families()
+        against = _recording(str(against)) if against is not None else None
         if compare_only is not None:
             if against is None:
                 raise UsageError("--compare-only needs --against, the certificate to compare with")

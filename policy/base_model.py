@@ -78,6 +78,8 @@ def load_base(settings: BaseSettings, home: Path) -> Base:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         device = device_of(settings)
+        if device != "cpu":
+            _without_plans()
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(source)
             model = AutoModelForCausalLM.from_pretrained(source, dtype=_dtype(settings, device))
@@ -93,6 +95,14 @@ def load_base(settings: BaseSettings, home: Path) -> Base:
             tokenizer_id=content_hash(sorted(tokenizer.get_vocab().items())),
             template=_template(settings, tokenizer),
         )
+
+
+def _without_plans() -> None:
+    """cuDNN's attention makes a plan for every new shape, which takes longer than the attention, and here hardly two
+    steps have the same shapes."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def base_source(name: str, home: Path | None) -> str:
@@ -238,6 +248,9 @@ def _convert(package: Path, folder: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=_GGUF)
         if hasattr(model.config, "quantization_config"):
             del model.config.quantization_config  # it is no longer quantised
+        # Some releases of transformers take the file's first token for every special one: then no turn would end.
+        special = [model.config.bos_token_id, model.config.eos_token_id]
+        tokenizer.bos_token, tokenizer.eos_token = tokenizer.convert_ids_to_tokens(special)
         model.config._name_or_path = _FOLDER
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)

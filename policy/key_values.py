@@ -82,7 +82,8 @@ class KeyValues:
         """Rows in a new order, each cropped; a row of -1 is a new one, whose length must be 0."""
         if list(rows) != list(range(len(self.lengths))):
             index = self._torch.tensor([max(row, 0) for row in rows], device=self._model.device)
-            self._own = {layer: (k[index], v[index]) for layer, (k, v) in self._own.items()}
+            for layer, (k, v) in self._own.items():  # one after the other: twice all of them may be too much
+                self._own[layer] = (k[index], v[index])
         self.lengths = np.array(lengths, np.int64)
 
     # --- reading -------------------------------------------------------------------------------------------------

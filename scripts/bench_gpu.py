@@ -9,6 +9,7 @@ Every figure is wall time seen by the caller, the pipe to the worker included.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -25,6 +26,7 @@ from tools.cuda_device import CudaDevice
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
 from tools.proc import run
+from tools.recording_device import TOGETHER
 from tools.records import Task, Variant
 from tools.shapes import spread
 from tools.toolchain import find_toolchain
@@ -60,6 +62,7 @@ def main() -> None:
         figures["compile_ratio"] = figures["compile_s"] / figures["nvcc_by_hand_s"]
         device.compile_many(distinct)
         figures |= screening(device, work)
+        figures |= screening_together(device, work)
         figures |= full(device, families, [(2048, 2048, 2048), (4096, 1024, 2048), (64, 64, 64)], "up_to_2_33")
         figures |= full(device, families, [(16384, 16384, 16384)], "16384_cubed")
         print(f"{device.info.label}, {os.cpu_count()} cores")
@@ -119,6 +122,34 @@ def screening(device: CudaDevice, work: list[tuple[Variant, Task]]) -> dict[str,
         "screen_ms_median": statistics.median(screen_ms),
         "verify_quick_ms_mean_to_2_33": statistics.mean(verify_ms),
         "verify_quick_ms_median_to_2_33": statistics.median(verify_ms),
+    }
+
+
+def screening_together(device: CudaDevice, work: list[tuple[Variant, Task]]) -> dict[str, float]:
+    """As a recording does it: up to ``TOGETHER`` candidates of a shape share a run, and those of a layout a reference.
+    Mean per candidate, over the same work; shapes are set up once more, because their operands have been dropped."""
+    screen_s, verify_s, verified = 0.0, 0.0, 0
+    for task, variants in itertools.groupby(work, key=lambda pair: pair[1]):
+        of_shape = [variant for variant, _ in variants]
+        device.baselines(task, "offline", "screen")
+        groups = [of_shape[i : i + TOGETHER] for i in range(0, len(of_shape), TOGETHER)]
+        for layout in ("kn", "nk"):
+            of_layout = [variant for variant in of_shape if variant.b_layout == layout]
+            for start in range(0, len(of_layout), TOGETHER):
+                started = time.monotonic()
+                found = device.verify_many(of_layout[start : start + TOGETHER], task, "quick")
+                if prod(task.dims.values()) <= SMALL_MNK:
+                    verify_s += time.monotonic() - started
+                    verified += len(of_layout[start : start + TOGETHER])
+                assert found is not None and all(result.ok for result in found)
+        for group in groups:
+            started = time.monotonic()
+            timed = device.time_many(group, task, "offline", "screen")
+            screen_s += time.monotonic() - started
+            assert timed is not None
+    return {
+        "together_screen_ms_mean": 1e3 * screen_s / len(work),
+        "together_verify_quick_ms_mean_to_2_33": 1e3 * verify_s / verified,
     }
 
 

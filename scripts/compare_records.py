@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections import defaultdict
 from pathlib import Path
 
+from tools.device import DeviceBroken
 from tools.record_file import RecordReader
 from tools.records import BUDGETS, MODES
 
@@ -41,8 +43,12 @@ def main() -> None:
     parser.add_argument("files", type=Path, nargs=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    try:
+        found = compare(*(RecordReader(path) for path in options.files))
+    except DeviceBroken as error:
+        sys.exit(f"error: {error}")
     summary = {}
-    for name, values in compare(*(RecordReader(path) for path in options.files)).items():
+    for name, values in found.items():
         off = sorted(value for value, _ in values)
         worst = max(values, key=lambda pair: abs(pair[0]))
         summary[name] = {

@@ -58,7 +58,7 @@ SCALES = {
         # Offline, a step away from the logged policy is all that a narrow clip allows: here it may become another one.
         grpo={"epochs": 2, "batch_size": 16, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "clip": 0.8,
               "clip_high": 3.0, "kl": 0.02},
-        evaluate=("--seeds", "3", "--batch", "512"),
+        evaluate=("--seeds", "3", "--batch", "256"),  # of each of --jobs processes, which share the GPU's memory
         policy={},
         rounds=2,
         budgets=(1, 4, 8, 16),

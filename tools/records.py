@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -297,11 +298,17 @@ class Plan(Record):
 
     @property
     def plan_id(self) -> str:
-        return content_hash([self.family, self.revision, self.b_layout, self.knobs])
+        return _plan_id(self.family, self.revision, self.b_layout, tuple(self.knobs.items()))
 
     @property
     def label(self) -> str:
         return f"{self.family}/{self.b_layout}[" + " ".join(f"{k}={v}" for k, v in self.knobs.items()) + "]"
+
+
+@lru_cache(maxsize=1 << 16)
+def _plan_id(family: str, revision: int, b_layout: str, knobs: tuple[tuple[str, int], ...]) -> str:
+    """Kept: what is read of a record file asks for the same few thousand a million times."""
+    return content_hash([family, revision, b_layout, dict(knobs)])
 
 
 class Variant(Record):

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from memory.exemplars import MemorySettings
 from memory.exemplars_read import Selection, Tried, nearest, recorded_at, select
-from memory.shortlist import NEAR, Expected, expected, measured, shortlist
+from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
 from policy.compact import compact_prompt
 from tools.families import accepted_plans
 from tools.model import held_out
@@ -44,6 +44,7 @@ class Shelf:
         self._taught = [task.task_id for task in records.tasks() if split_of(task) == "train"]
         self._variants: dict[str, Variant] = {}
         self._found: dict[str, dict[str, Tried]] = {}
+        self._measured: dict[str, Measured] = {}
         self._expected: dict[str, list[Expected]] = {}
         self._plans: dict[str, list[Plan]] = {}
         self._references: dict[str, float | None] = {}
@@ -77,8 +78,13 @@ class Shelf:
         return self._expected_from(task, [other for other in near if other in chosen])
 
     def _expected_from(self, task: Task, near: Sequence[Task]) -> list[Expected]:
-        known = [measured(other, self.at(other).values()) for other in near]
+        known = [self._measured_at(other) for other in near]
         return expected(self.plans(task), task, self.device, known, held_out(task))
+
+    def _measured_at(self, task: Task) -> Measured:
+        if task.task_id not in self._measured:
+            self._measured[task.task_id] = measured(task, self.at(task).values())
+        return self._measured[task.task_id]
 
     def plans(self, task: Task) -> Sequence[Plan]:
         if task.task_id not in self._plans:

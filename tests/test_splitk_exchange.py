@@ -29,7 +29,7 @@ HOST, MAIN = ((Path(__file__).parent / "data" / f"splitk_{name}.h").read_text() 
 
 STAND_INS = (
     *("mbar_init", "mbar_expect", "mbar_arrive", "mbar_wait", "tma_load", "wgmma_commit", "wgmma_wait"),
-    *("pack_half2", "load_part", "store_part", "keep_part", "count_up", "load_counter"),
+    *("pack_half2", "load_part", "store_part", "count_up", "load_counter"),
 )
 
 
@@ -58,7 +58,7 @@ def without_ptx(source: str) -> str:
         ("extern __shared__ __align__(1024) unsigned char shared[];", "unsigned char* shared = shared_of_cta.data();"),
         ("  multiply(acc, ", "  if (phase == 0) multiply(acc, "),
         ("  send(acc, ", "  after_multiply(acc);\n  if (phase == 1) send(acc, "),
-        ("  receive(own, ", "  if (phase == 2) receive(own, "),
+        ("  receive(reinterpret_cast", "  if (phase == 2) receive(reinterpret_cast"),
     )
     for old, new in changes:
         assert text.count(old) == 1, old

@@ -97,10 +97,11 @@ static void wgmma_wait() {  // what has been read up to here must not have chang
   unread[1] = std::move(unread[0]), unread[0].clear();
 }
 
-static float4 load_part(unsigned condition, const float4* p) { return condition ? *p : float4{0, 0, 0, 0}; }
-static void store_part(unsigned condition, float4* p, float4 v) { if (condition) *p = v; }
-static void keep_part(unsigned condition, unsigned to, float4 v) {
-  if (condition) memcpy(&shared_of_cta.at(to + 15) - 15, &v, 16);
+static float4 load_part(const float4* p) { return *p; }
+static void store_part(float4* p, float4 v) { *p = v; }
+static void store_part(bool keep, unsigned own, float4* p, float4 v) {
+  if (keep) memcpy(&shared_of_cta.at(own + 15) - 15, &v, 16);
+  else *p = v;
 }
 static void count_up(unsigned* counter) { ++*counter; }
 static unsigned load_counter(const unsigned* counter) { return *counter; }

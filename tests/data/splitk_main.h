@@ -36,7 +36,6 @@ static void on_mma(float* d, unsigned long long a, unsigned long long b) {
 
 // After the main loop. In phase 0 lane 0 has its sums; the other lanes, which do not run it, get theirs in phase 1.
 static void after_multiply(float* acc) {
-  if (threadIdx.x >= CONSUMERS) return;
   for (unsigned i = 0; i < BN / 2 && phase < 2; i++)
     if (phase == 0) {
       std::lock_guard<std::mutex> guard(lock);
@@ -55,7 +54,7 @@ int main(int, char** v) {
     for (signed char& x : *operand) x = rand() % 3 - 1;
   workspace.assign(atoi(v[8]), 0x5a);
   CHECK(unsigned(atoi(v[9])) == state && state <= workspace.size() && smem == SMEM_BYTES);
-  std::fill(workspace.begin(), workspace.begin() + state, 0);
+  std::fill(workspace.begin(), workspace.begin() + state, 0xff);
   TensorMap map_a{{'A'}}, map_b{{'B'}};
   struct Cta { std::vector<unsigned char> shared; std::multiset<std::pair<int, int>> a, b; };
   std::vector<Cta> ctas(gridDim.x * gridDim.y * gridDim.z);
@@ -73,13 +72,12 @@ int main(int, char** v) {
         };
         if (phase == 0) {
           barriers.clear(), boxes.clear();
-          pthread_barrier_init(&all_threads, nullptr, THREADS / 32);
+          pthread_barrier_init(&all_threads, nullptr, WARPS + 1);
           std::vector<std::thread> warps;
           for (unsigned thread = 0; thread < THREADS; thread += 32) warps.emplace_back(run, thread);
           for (std::thread& warp : warps) warp.join();
         } else {
-          for (unsigned thread = 0; thread < THREADS; thread++)  // of a warp, lane 0 waits for the others' parts
-            if (thread / 32 != WARPS) run(thread);
+          for (unsigned thread = 0; thread < CONSUMERS; thread++) run(thread);  // of a warp, lane 0 waits for the others' parts
         }
         shared_of_cta.swap(ctas[id].shared), loaded_a.swap(ctas[id].a), loaded_b.swap(ctas[id].b);
       }
@@ -95,7 +93,7 @@ int main(int, char** v) {
     }
     for (unsigned m = 0; m < M_; m++)
       for (unsigned n = 0; n < N_; n++) CHECK(c[size_t(m) * N_ + n] == short(dot(m, n, 0, K_)));
-    for (unsigned i = 0; i < state; i++) CHECK(workspace[i] == 0);
+    for (unsigned i = 0; i < state; i++) CHECK(workspace[i] == 0xff);
   }
   puts("ok");
 }

@@ -4,13 +4,11 @@
 // The gridDim.z CTAs of a tile take K in runs of BK-steps, as even as can be. One thread keeps a ring of stages full by TMA, the
 // first of them before the CTA's barrier; full[s] says that a stage is there, empty[s] that its warps have read it. A warpgroup
 // has 64 rows of the tile, and its sums lie in chunks of 8 columns, four floats a thread. Each split owns a run of chunks, at
-// least one. It keeps its own part of them in shared memory, and sends the others theirs through the workspace: [tile][sender]
-// [chunk][thread]. A warp receives what the warps of its number sent: they count themselves, [tile][warp][owner], released by
-// their fence, and the one warp that waits for a counter puts it back to zero. It adds its own part and then the others' in the
-// order of the splits: the result does not depend on timing. All CTAs must be on the GPU at once: a cooperative launch.
-//
-// The exchange takes as long as a few trips to L2, so nothing else may: its code is short (offsets are immediates), and a warp
-// with no other work walks through it beforehand, with all its memory accesses off, so that it is in the instruction cache.
+// least one. It keeps its own part of them in shared memory, and sends the others theirs through the workspace: [tile][chunk]
+// [sender][thread]. A thread receives what the thread of its number sent, so that no barrier of the CTA is needed: a warp counts
+// its senders, [tile][warp][owner], released by their fence, and the one warp that waits for a counter puts it back. It adds its
+// own part and the others' in the order of the splits: the result does not depend on timing. All CTAs must be on the GPU at
+// once (a cooperative launch).
 // Tails: TMA fills what is outside with zeros, and stores are guarded.
 #pragma nv_diag_suppress 177  // the headers have more than this kernel uses
 #include "ptx.cuh"
@@ -19,13 +17,14 @@
 using fp16 = unsigned short;
 
 // ---- what the knobs imply; the launch constants in family.yaml repeat THREADS, STAGES and SMEM_BYTES ----
-constexpr u32 CONSUMERS = BM * 2, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 64;  // CONSUMERS: threads
+constexpr u32 CONSUMERS = BM * 2, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 32;  // CONSUMERS: threads
 constexpr u32 A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
 constexpr u32 FIT = (232448 - 256) / STAGE_BYTES, STAGES = FIT < 8 ? FIT : 8, BARRIER_OFFSET = STAGES * STAGE_BYTES;
 constexpr u32 SMEM_BYTES = BARRIER_OFFSET + 2 * STAGES * 8;
-constexpr u32 CHUNKS = BN / 8, CHUNK = CONSUMERS, PART = CHUNKS * CHUNK;  // CHUNK, PART: float4s of a chunk, of a sender's part of a tile
-static_assert(SMEM_BYTES <= 232448 && STAGES >= 3 && PART * 16 <= BARRIER_OFFSET, "shared memory of a block");
-static_assert(CHUNKS <= 32 && BN % (B_NK ? 16 : 64) == 0 && BM % 64 == 0 && BK % 64 == 0, "knobs do not match");
+constexpr u32 CHUNKS = BN / 8;         // of a tile, and of a warpgroup's rows
+constexpr u32 START = 0xffffffff;  // of the counters
+static_assert(SMEM_BYTES <= 232448 && STAGES >= 3 && BM * BN * 2 <= BARRIER_OFFSET, "shared memory of a block");
+static_assert(BN % (B_NK ? 16 : 64) == 0 && BM % 64 == 0 && BK % 64 == 0, "knobs do not match");
 
 struct Barriers {
   u32 full, empty;
@@ -93,46 +92,19 @@ DEVICE void multiply(float (&acc)[BN / 2], u32 ring, const Barriers& bar, u32 co
 
 // ---- the exchange ----
 DEVICE void consumers_sync() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
-DEVICE void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p) : "memory"); }
-// The same value, which the compiler keeps in a register rather than computing it again for every use.
-DEVICE u32 opaque(u32 x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-template <class T>
-DEVICE T* opaque(T* p) {
-  asm volatile("" : "+l"(p));
-  return p;
-}
-// From the workspace, or zeros if `condition` is 0.
-DEVICE float4 load_part(u32 condition, const float4* p) {
+DEVICE float4 load_part(const float4* p) {
   float4 v;
-  asm volatile(
-      "{.reg .pred load;\n"
-      "setp.ne.b32 load, %4, 0;\n"
-      "mov.b32 %0, 0;\n mov.b32 %1, 0;\n mov.b32 %2, 0;\n mov.b32 %3, 0;\n"
-      "@load ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%5];}"
-      : "=&f"(v.x), "=&f"(v.y), "=&f"(v.z), "=&f"(v.w)
-      : "r"(condition), "l"(p)
-      : "memory");
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
   return v;
 }
-// To the workspace, unless `condition` is 0.
-DEVICE void store_part(u32 condition, float4* p, float4 v) {
+// To shared memory or to the workspace, without a branch.
+DEVICE void store_part(bool keep, u32 own, float4* p, float4 v) {
   asm volatile(
-      "{.reg .pred store;\n"
-      "setp.ne.b32 store, %0, 0;\n"
-      "@store st.relaxed.gpu.global.v4.f32 [%1], {%2, %3, %4, %5};}" ::"r"(condition),
-      "l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-      : "memory");
-}
-// The same to shared memory.
-DEVICE void keep_part(u32 condition, u32 to, float4 v) {
-  asm volatile(
-      "{.reg .pred store;\n"
-      "setp.ne.b32 store, %0, 0;\n"
-      "@store st.shared.v4.f32 [%1], {%2, %3, %4, %5};}" ::"r"(condition),
-      "r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+      "{.reg .pred keep;\n"
+      "setp.ne.b32 keep, %0, 0;\n"
+      "@keep st.shared.v4.f32 [%1], {%3, %4, %5, %6};\n"
+      "@!keep st.relaxed.gpu.global.v4.f32 [%2], {%3, %4, %5, %6};}" ::"r"(u32(keep)),
+      "r"(own), "l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
       : "memory");
 }
 DEVICE void count_up(u32* counter) { asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory"); }
@@ -141,24 +113,13 @@ DEVICE u32 load_counter(const u32* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
   return n;
 }
-DEVICE bool has(u32 set, u32 number) { return set >> number & 1; }
 
-// What this CTA has to do with the chunks and the splits of its tile; sets are bits. All empty: nothing at all.
+// This CTA's number among the `others` + 1 splits of its tile, and the chunks of the tile that it owns.
 struct Share {
-  u32 first, end;    // the chunks that it owns
-  u32 kept, sent;    // the same as a set, and all others
-  u32 others;        // the splits that send to it
-  u32 other_count;
+  u32 mine, others, first, end;
 
-  // `splits` is at most CHUNKS.
-  __device__ __forceinline__ Share(bool works, u32 mine, u32 splits)
-      : first(opaque((mine * CHUNKS + splits - 1) / splits)), end(opaque(((mine + 1) * CHUNKS + splits - 1) / splits)) {
-    if (!works) end = first;
-    kept = opaque(~(~0ull << (end - first)) << first);
-    sent = opaque(works ? ~kept : 0);
-    others = opaque(works ? ~(~0ull << splits) & ~(1ull << mine) : 0);
-    other_count = works ? splits - 1 : 0;
-  }
+  __device__ __forceinline__ Share(u32 mine, u32 splits)
+      : mine(mine), others(splits - 1), first((mine * CHUNKS + others) / splits), end(((mine + 1) * CHUNKS + others) / splits) {}
 };
 
 // Where the thread stores its two rows of a chunk.
@@ -173,62 +134,63 @@ struct Output {
   }
 };
 
-// `own` and `part`: the thread's place in our part of the tile, in shared memory and in the workspace.
-DEVICE void send(const float (&acc)[BN / 2], u32 own, float4* part, u32* counters, const Share& s, u32 lane) {
-  own = opaque(own), part = opaque(part);
+// Sends the others their chunks, and keeps ours in shared memory, where the thread has 16 bytes at `own` in steps of CONSUMERS.
+// A chunk has room for every split but its owner: the later ones move up.
+DEVICE void send(const float (&acc)[BN / 2], u32 own, float4* parts, u32* counters, const Share& s, u32 warp, u32 lane) {
+  const u32 stride = s.others * (CONSUMERS * 16), later = s.mine * (CONSUMERS * 16), sooner = later - CONSUMERS * 16;  // bytes
 #pragma unroll
   for (u32 c = 0; c < CHUNKS; c++) {
     const float4 v = make_float4(acc[c * 4], acc[c * 4 + 1], acc[c * 4 + 2], acc[c * 4 + 3]);
-    store_part(s.sent & 1u << c, part + c * CHUNK, v);
-    keep_part(s.kept & 1u << c, own + c * (CHUNK * 16), v);
+    // Its owner comes before us, or is us, or comes after us, and leaves no room for itself.
+    const u32 to = c * stride + (c < s.first ? sooner : later);
+    store_part(c >= s.first && c < s.end, own + (c - s.first) * (CONSUMERS * 16), reinterpret_cast<float4*>(reinterpret_cast<unsigned char*>(parts) + to), v);
   }
   __syncwarp();
-  if (has(s.others, lane)) count_up(counters + lane);
+  if (lane <= s.others && lane != s.mine) count_up(counters + warp * (s.others + 1) + lane);
 }
 
-// Adds the others' parts of our chunks to our own, and stores the sums; up to SPLITS parts of AT_ONCE chunks are under way.
-template <u32 SPLITS, u32 AT_ONCE>
+// Adds the others' parts of our chunks to our own, and stores the sums; up to SENDERS parts of AT_ONCE chunks are under way.
+template <u32 SENDERS, u32 AT_ONCE>
 DEVICE void add_and_store(const float4* own, const float4* parts, const Share& s, const Output& out) {
-  u32 chunk = s.first;
-  do {
+#pragma unroll 1
+  for (u32 chunk = s.first; chunk < s.end; chunk += AT_ONCE) {
     float4 sum[AT_ONCE];
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; j++)
-      if (chunk + j < s.end) sum[j] = own[(chunk + j) * CHUNK];
-    const float4* from = opaque(parts + chunk * CHUNK);
-    u32 senders = s.others;
-    do {
-      float4 v[AT_ONCE][SPLITS];
-#pragma unroll
-      for (u32 j = 0; j < AT_ONCE; j++) {
-        const u32 send_it = opaque(chunk + j < s.end ? senders : 0);
-#pragma unroll
-        for (u32 i = 0; i < SPLITS; i++) v[j][i] = load_part(send_it & 1u << i, from + i * PART + j * CHUNK);
-      }
+      if (chunk + j < s.end) sum[j] = own[j * CONSUMERS];
+#pragma unroll 1
+    for (u32 sender = 0; sender < s.others; sender += SENDERS) {
+      float4 v[AT_ONCE][SENDERS];
+      const float4* const from = parts + (chunk * s.others + sender) * CONSUMERS;
 #pragma unroll
       for (u32 j = 0; j < AT_ONCE; j++)
 #pragma unroll
-        for (u32 i = 0; i < SPLITS; i++) sum[j].x += v[j][i].x, sum[j].y += v[j][i].y, sum[j].z += v[j][i].z, sum[j].w += v[j][i].w;
-      from += SPLITS * PART;
-      senders = SPLITS < CHUNKS ? senders >> SPLITS : 0;
-    } while (senders != 0);
+        for (u32 i = 0; i < SENDERS; i++)
+          if (chunk + j < s.end && sender + i < s.others) v[j][i] = load_part(from + (j * s.others + i) * CONSUMERS);
+#pragma unroll
+      for (u32 j = 0; j < AT_ONCE; j++)
+#pragma unroll
+        for (u32 i = 0; i < SENDERS; i++)
+          if (chunk + j < s.end && sender + i < s.others) sum[j].x += v[j][i].x, sum[j].y += v[j][i].y, sum[j].z += v[j][i].z, sum[j].w += v[j][i].w;
+    }
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; j++)
       if (chunk + j < s.end) out.store(chunk + j, sum[j]);
-  } while ((chunk += AT_ONCE) < s.end);
+    own += AT_ONCE * CONSUMERS;
+  }
 }
 
-// `parts`: the thread's place in the part of split 0.
-DEVICE void receive(const float4* own, const float4* parts, u32* counter, const Share& s, const Output& out, u32 splits, u32 lane) {
-  if (lane == 0 && s.others != 0) {
-    while (load_counter(counter) != s.other_count) {}
-    *counter = 0;
+DEVICE void receive(const float4* own, const float4* parts, u32* counters, const Share& s, const Output& out, u32 warp, u32 lane) {
+  u32* const counter = counters + warp * (s.others + 1) + s.mine;
+  if (lane == 0) {
+    while (load_counter(counter) != START + s.others) {}
+    *counter = START;
   }
   __syncwarp();
-  if (splits <= 2) add_and_store<2, 8>(own, parts, s, out);
-  else if (splits <= 4) add_and_store<4, 4>(own, parts, s, out);
-  else if (splits <= 8) add_and_store<8, 2>(own, parts, s, out);
-  else add_and_store<16, 1>(own, parts, s, out);
+  if (s.others == 1) add_and_store<1, 8>(own, parts, s, out);
+  else if (s.others <= 3) add_and_store<3, 4>(own, parts, s, out);
+  else if (s.others <= 7) add_and_store<7, 2>(own, parts, s, out);
+  else add_and_store<15, 1>(own, parts, s, out);
 }
 
 // steps, more: steps of a split, and splits that take one more.
@@ -261,21 +223,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     return;
   }
 
-  const bool works = warp < WARPS;
+  float acc[BN / 2] = {};
+  multiply(acc, ring, bar, mine.count, warp / 4, lane);
+  consumers_sync();  // the ring is free
   const u32 tile = blockIdx.y * gridDim.x + blockIdx.x, m = m0 + warp * 16 + lane / 4;
   u32* const counters = reinterpret_cast<u32*>(workspace) + tile * WARPS * splits;
-  const Share share(works, split, splits);  // before there is anything to do, not after it
-  float acc[BN / 2] = {};
-  if (works) {
-    multiply(acc, ring, bar, mine.count, warp / 4, lane);
-    consumers_sync();  // the ring is free
-  } else if (lane * 8 < WARPS * splits) {
-    prefetch_to_l2(counters + lane * 8);
-  }
-  float4* const own = reinterpret_cast<float4*>(shared) + threadIdx.x;
-  float4* const parts = reinterpret_cast<float4*>(workspace + state_bytes) + size_t(tile) * splits * PART + threadIdx.x;
-  u32* const warp_counters = counters + warp * splits;
+  float4* const parts = reinterpret_cast<float4*>(workspace + state_bytes) + size_t(tile) * CHUNKS * (splits - 1) * CONSUMERS + threadIdx.x;
   fp16* const c = C + size_t(m) * N + n0 + lane % 4 * 2;
-  send(acc, smem_addr(own), parts + split * PART, warp_counters, share, lane);
-  receive(own, parts, warp_counters + split, share, Output{c, c + size_t(8) * N, m < M, m + 8 < M, (N - n0) / 8}, splits, lane);
+  const Share share(split, splits);
+  send(acc, ring + threadIdx.x * 16, parts, counters, share, warp, lane);
+  receive(reinterpret_cast<const float4*>(shared) + threadIdx.x, parts, counters, share, Output{c, c + size_t(8) * N, m < M, m + 8 < M, (N - n0) / 8}, warp, lane);
 }

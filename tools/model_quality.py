@@ -8,7 +8,7 @@ of the model uses constants that were fitted without that shape.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import comb
 from typing import NamedTuple
 
@@ -51,11 +51,16 @@ class Quality(Record):
     regret: dict[int, Spread]
 
 
+def recorded_families(records: Records, families: Mapping[str, Family]) -> dict[str, Family]:
+    """Those of which the record file holds plans: not a new one that waits for its recording."""
+    recorded = {plan.family for plan in records.plans()}
+    return {name: family for name, family in families.items() if name in recorded}
+
+
 def measured(records: Records, families: dict[str, Family]) -> tuple[list[Measured], int]:
     """The shapes with a timing of every plan of ``families`` that accepts them, and how many others have some. A family
     of which nothing was recorded yet does not count."""
-    recorded = {plan.family for plan in records.plans()}
-    families = {name: family for name, family in families.items() if name in recorded}
+    families = recorded_families(records, families)
     found, partial = [], 0
     for task in records.tasks():
         plans, ratios, refs = [], [], []

@@ -191,15 +191,12 @@ def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
     tensor = 2 * bm * bn * bk / c["machine.sm_tensor_flop_per_us"]
     work = longest(p, tensor, wgmma_smem_bytes(bm, bn, bk) / c["machine.sm_smem_bytes_per_us"])
     step = longest(p, work + c[f + "step_us"], c["machine.tma_latency_us"] / stages)
-    # A counter is a round trip more; a part that is awaited itself is put back.
-    polls = x["POLL"] == 1
-    exchange = np.where(polls, c[f + "poll_us"], c[f + "exchange_us"])
-    exchange = exchange + bm * bn * np.where(polls, c[f + "poll_element_us"], c[f + "exchange_element_us"])
+    exchange = c[f + "exchange_us"] + bm * bn * c[f + "exchange_element_us"]  # trips to L2, however many splits
     fixed = c[f + "start_us"] + exchange
     loaded = tiles * (bm + bn) * 2 * case.k
     kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
-    chain, l2 = fixed + steps * step, fixed + l2_us(c, case, loaded)
-    return c["machine.launch_us"] + kn * longest(p, chain, l2, hbm_us(c, case))
+    chain, l2, hbm = fixed + steps * step, fixed + l2_us(c, case, loaded), exchange + hbm_us(c, case)
+    return c["machine.launch_us"] + kn * longest(p, chain, l2, hbm)
 
 
 def mma_cpasync(x: Columns, case: Case, c: Constants) -> Array:

@@ -13,6 +13,7 @@ from memory.shortlist import NEAR, Expected, Measured, expected, measured, short
 from policy.compact import compact_prompt
 from tools.families import accepted_plans
 from tools.model import held_out
+from tools.model_quality import recorded_families
 from tools.record_file import Records
 from tools.records import BaselineResult, DeviceInfo, Family, Plan, Step, Task, Variant, content_hash
 from training.splits import split_of
@@ -39,7 +40,7 @@ class Shelf:
     def __init__(self, records: Records, families: Mapping[str, Family]) -> None:
         self.records = records
         self.device: DeviceInfo = records.device.model_copy(update={"kind": "replay"})
-        self._families = dict(families)
+        self._families = recorded_families(records, families)
         self._taught = [task.task_id for task in records.tasks() if split_of(task) == "train"]
         self._variants: dict[str, Variant] = {}
         self._found: dict[str, dict[str, Tried]] = {}

@@ -5,13 +5,10 @@
 // first of them before the CTA's barrier; full[s] says that a stage is there, empty[s] that its warps have read it. A warpgroup
 // has 64 rows of the tile, and its sums lie in chunks of 8 columns, four floats a thread. Each split owns a run of chunks, at
 // least one. It keeps its own part of them in shared memory, and sends the others theirs through the workspace: [tile][chunk]
-// [sender][thread]. A thread receives what the thread of its number sent, so that no barrier of the CTA is needed, and adds its
-// own part and the others' in the order of the splits: the result does not depend on timing.
-//
-// How a part is known to be there. POLL 0: a warp counts its senders, [tile][warp][owner], released by their fence; the one warp
-// that waits for a counter puts it back. POLL 1: words of the workspace are EMPTY until written, which no sum is, and are put
-// back when read; it was slower by 5 to 30 % everywhere, so that no plan has it. Either way all CTAs must be on the GPU at once
-// (a cooperative launch), and leave the state as they found it.
+// [sender][thread]. A thread receives what the thread of its number sent, so that no barrier of the CTA is needed: a warp counts
+// its senders, [tile][warp][owner], released by their fence, and the one warp that waits for a counter puts it back. It adds its
+// own part and the others' in the order of the splits: the result does not depend on timing. All CTAs must be on the GPU at
+// once (a cooperative launch).
 // Tails: TMA fills what is outside with zeros, and stores are guarded.
 #pragma nv_diag_suppress 177  // the headers have more than this kernel uses
 #include "ptx.cuh"
@@ -24,8 +21,8 @@ constexpr u32 CONSUMERS = BM * 2, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 
 constexpr u32 A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
 constexpr u32 FIT = (232448 - 256) / STAGE_BYTES, STAGES = FIT < 8 ? FIT : 8, BARRIER_OFFSET = STAGES * STAGE_BYTES;
 constexpr u32 SMEM_BYTES = BARRIER_OFFSET + 2 * STAGES * 8;
-constexpr u32 CHUNKS = BN / 8;     // of a tile, and of a warpgroup's rows
-constexpr u32 EMPTY = 0xffffffff;  // also what the counters start from
+constexpr u32 CHUNKS = BN / 8;         // of a tile, and of a warpgroup's rows
+constexpr u32 START = 0xffffffff;  // of the counters
 static_assert(SMEM_BYTES <= 232448 && STAGES >= 3 && BM * BN * 2 <= BARRIER_OFFSET, "shared memory of a block");
 static_assert(BN % (B_NK ? 16 : 64) == 0 && BM % 64 == 0 && BK % 64 == 0, "knobs do not match");
 
@@ -100,9 +97,6 @@ DEVICE float4 load_part(const float4* p) {
   asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "l"(p) : "memory");
   return v;
 }
-DEVICE void store_part(float4* p, float4 v) {
-  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
-}
 // To shared memory or to the workspace, without a branch.
 DEVICE void store_part(bool keep, u32 own, float4* p, float4 v) {
   asm volatile(
@@ -119,10 +113,6 @@ DEVICE u32 load_counter(const u32* counter) {
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(n) : "l"(counter) : "memory");
   return n;
 }
-DEVICE bool is_empty(float4 v) {
-  return __float_as_uint(v.x) == EMPTY || __float_as_uint(v.y) == EMPTY || __float_as_uint(v.z) == EMPTY || __float_as_uint(v.w) == EMPTY;
-}
-DEVICE float not_empty(float x) { return __uint_as_float(min(__float_as_uint(x), EMPTY - 1)); }  // another NaN, if it is this one
 
 // This CTA's number among the `others` + 1 splits of its tile, and the chunks of the tile that it owns.
 struct Share {
@@ -150,21 +140,18 @@ DEVICE void send(const float (&acc)[BN / 2], u32 own, float4* parts, u32* counte
   const u32 stride = s.others * (CONSUMERS * 16), later = s.mine * (CONSUMERS * 16), sooner = later - CONSUMERS * 16;  // bytes
 #pragma unroll
   for (u32 c = 0; c < CHUNKS; c++) {
-    float4 v = make_float4(acc[c * 4], acc[c * 4 + 1], acc[c * 4 + 2], acc[c * 4 + 3]);
-    if constexpr (POLL) v = make_float4(not_empty(v.x), not_empty(v.y), not_empty(v.z), not_empty(v.w));
+    const float4 v = make_float4(acc[c * 4], acc[c * 4 + 1], acc[c * 4 + 2], acc[c * 4 + 3]);
     // Its owner comes before us, or is us, or comes after us, and leaves no room for itself.
     const u32 to = c * stride + (c < s.first ? sooner : later);
     store_part(c >= s.first && c < s.end, own + (c - s.first) * (CONSUMERS * 16), reinterpret_cast<float4*>(reinterpret_cast<unsigned char*>(parts) + to), v);
   }
-  if constexpr (!POLL) {
-    __syncwarp();
-    if (lane <= s.others && lane != s.mine) count_up(counters + warp * (s.others + 1) + lane);
-  }
+  __syncwarp();
+  if (lane <= s.others && lane != s.mine) count_up(counters + warp * (s.others + 1) + lane);
 }
 
 // Adds the others' parts of our chunks to our own, and stores the sums; up to SENDERS parts of AT_ONCE chunks are under way.
 template <u32 SENDERS, u32 AT_ONCE>
-DEVICE void add_and_store(const float4* own, float4* parts, const Share& s, const Output& out) {
+DEVICE void add_and_store(const float4* own, const float4* parts, const Share& s, const Output& out) {
 #pragma unroll 1
   for (u32 chunk = s.first; chunk < s.end; chunk += AT_ONCE) {
     float4 sum[AT_ONCE];
@@ -174,31 +161,17 @@ DEVICE void add_and_store(const float4* own, float4* parts, const Share& s, cons
 #pragma unroll 1
     for (u32 sender = 0; sender < s.others; sender += SENDERS) {
       float4 v[AT_ONCE][SENDERS];
-      float4* const from = parts + (chunk * s.others + sender) * CONSUMERS;
-      bool again;
-      do {
-        again = false;
-#pragma unroll
-        for (u32 j = 0; j < AT_ONCE; j++)
-#pragma unroll
-          for (u32 i = 0; i < SENDERS; i++)
-            if (chunk + j < s.end && sender + i < s.others) v[j][i] = load_part(from + (j * s.others + i) * CONSUMERS);
-        if constexpr (POLL)
-#pragma unroll
-          for (u32 j = 0; j < AT_ONCE; j++)
-#pragma unroll
-            for (u32 i = 0; i < SENDERS; i++)
-              if (chunk + j < s.end && sender + i < s.others) again |= is_empty(v[j][i]);
-      } while (again);
+      const float4* const from = parts + (chunk * s.others + sender) * CONSUMERS;
 #pragma unroll
       for (u32 j = 0; j < AT_ONCE; j++)
 #pragma unroll
         for (u32 i = 0; i < SENDERS; i++)
-          if (chunk + j < s.end && sender + i < s.others) {
-            sum[j].x += v[j][i].x, sum[j].y += v[j][i].y, sum[j].z += v[j][i].z, sum[j].w += v[j][i].w;
-            const float e = __uint_as_float(EMPTY);
-            if constexpr (POLL) store_part(from + (j * s.others + i) * CONSUMERS, make_float4(e, e, e, e));
-          }
+          if (chunk + j < s.end && sender + i < s.others) v[j][i] = load_part(from + (j * s.others + i) * CONSUMERS);
+#pragma unroll
+      for (u32 j = 0; j < AT_ONCE; j++)
+#pragma unroll
+        for (u32 i = 0; i < SENDERS; i++)
+          if (chunk + j < s.end && sender + i < s.others) sum[j].x += v[j][i].x, sum[j].y += v[j][i].y, sum[j].z += v[j][i].z, sum[j].w += v[j][i].w;
     }
 #pragma unroll
     for (u32 j = 0; j < AT_ONCE; j++)
@@ -207,15 +180,13 @@ DEVICE void add_and_store(const float4* own, float4* parts, const Share& s, cons
   }
 }
 
-DEVICE void receive(const float4* own, float4* parts, u32* counters, const Share& s, const Output& out, u32 warp, u32 lane) {
-  if constexpr (!POLL) {
-    u32* const counter = counters + warp * (s.others + 1) + s.mine;
-    if (lane == 0) {
-      while (load_counter(counter) != EMPTY + s.others) {}
-      *counter = EMPTY;
-    }
-    __syncwarp();
+DEVICE void receive(const float4* own, const float4* parts, u32* counters, const Share& s, const Output& out, u32 warp, u32 lane) {
+  u32* const counter = counters + warp * (s.others + 1) + s.mine;
+  if (lane == 0) {
+    while (load_counter(counter) != START + s.others) {}
+    *counter = START;
   }
+  __syncwarp();
   if (s.others == 1) add_and_store<1, 8>(own, parts, s, out);
   else if (s.others <= 3) add_and_store<3, 4>(own, parts, s, out);
   else if (s.others <= 7) add_and_store<7, 2>(own, parts, s, out);
@@ -257,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   consumers_sync();  // the ring is free
   const u32 tile = blockIdx.y * gridDim.x + blockIdx.x, m = m0 + warp * 16 + lane / 4;
   u32* const counters = reinterpret_cast<u32*>(workspace) + tile * WARPS * splits;
-  float4* const parts = reinterpret_cast<float4*>(workspace + (POLL ? 0 : state_bytes)) + size_t(tile) * CHUNKS * (splits - 1) * CONSUMERS + threadIdx.x;
+  float4* const parts = reinterpret_cast<float4*>(workspace + state_bytes) + size_t(tile) * CHUNKS * (splits - 1) * CONSUMERS + threadIdx.x;
   fp16* const c = C + size_t(m) * N + n0 + lane % 4 * 2;
   const Share share(split, splits);
   send(acc, ring + threadIdx.x * 16, parts, counters, share, warp, lane);

@@ -98,7 +98,6 @@ static void wgmma_wait() {  // what has been read up to here must not have chang
 }
 
 static float4 load_part(const float4* p) { return *p; }
-static void store_part(float4* p, float4 v) { *p = v; }
 static void store_part(bool keep, unsigned own, float4* p, float4 v) {
   if (keep) memcpy(&shared_of_cta.at(own + 15) - 15, &v, 16);
   else *p = v;

@@ -21,6 +21,11 @@ from tools.records import Plan
 NUMBER = "#"
 #: Keys that may be submitted, the best ones.
 MAX_KEYS = 16
+#: What words are made of.
+_SAID = rf"[^<\n{NUMBER}]"
+#: Groups of tokens that llguidance decides on at once. Without one of the words' own it looks at every token of the
+#: vocabulary at every step, which takes twenty times as long; the masks are the same.
+SLICES = [f"{_SAID}{{1,10}}", f"{_SAID}{{1,30}}"]
 
 
 class Frame(NamedTuple):
@@ -123,7 +128,7 @@ def turn_grammar(allowed: Allowed, frame: Frame, words: int) -> str:
     return (
         f"start: {' | '.join(ways)}\n"
         f"LEAD: {_quoted(allowed.lead)}\n"
-        f"WORDS: /[^<\\n{NUMBER}]{{1,{words}}}/\n"
+        f"WORDS: /{_SAID}{{1,{words}}}/\n"
         f"BEFORE: {_quoted(frame.after_words)}\n"
         f"CALL: {listed}\n{ends}"
     )

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from policy.base import PolicyError
+from policy.grammar import SLICES
 from policy.key_values import KeyValues
 from policy.picking import Sampling, pick
 
@@ -63,7 +64,7 @@ class Sampler:
         self._vocabulary = int(model.config.vocab_size)
         self._limit = int(getattr(model.config, "max_position_embeddings", 0) or 1 << 30)
         self._batch_tokens = max(2 * TURN_TOKENS, _room_bytes(self._model) // _token_bytes(self._model))
-        self._tokens = llguidance.hf.from_tokenizer(tokenizer, n_vocab=self._vocabulary)
+        self._tokens = llguidance.hf.from_tokenizer(tokenizer, n_vocab=self._vocabulary, slices=SLICES)
         self._executor = llguidance.LLExecutor()
         self._matchers: dict[str, Any] = {}
         self._kept = _Kept(KeyValues(self._model))

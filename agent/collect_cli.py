@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -33,6 +32,9 @@ def collect(
         Path | None, typer.Option("--from", metavar="FILE", help="A record file (default: the H200's).")
     ] = None,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Conversations side by side; hundreds on a GPU.")] = 8,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=64, help="Processes that share the shapes and the batch, each with a model.")
+    ] = 1,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="E.g. --set policy.local.base.name=FOLDER."),
@@ -46,43 +48,37 @@ def collect(
     """
     with guarded():
         from agent.config import load_settings, parse_assignment
-        from policy.local_policy import LocalPolicy
+        from policy.local_policy import located
         from policy.redacting import Secrets
-        from tools.families import load_families
-        from tools.replay import ReplayDevice, default_path
-        from training.collect import Collection, collect
+        from tools.replay import default_path
+        from training.collect_parts import Order, remove_parts, rows_of, rows_of_parts
         from training.export import Counts, Filters, export
-        from training.replaying import in_split, shapes_of
         from training.rows import format_of
-        from training.shelf import Shelf
         from training.writing import write_rows
 
         format_of(out)
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
         given = str(adapter) if adapter is not None else loaded.policy.local.adapter
         local = loaded.policy.local.model_copy(update={"adapter": given})
-        families, counts = load_families(), Counts()
-        with ExitStack() as stack:
-            policy = LocalPolicy(loaded.policy.model_copy(update={"name": "local", "local": local}), families)
-            stack.callback(policy.close)
-            device = ReplayDevice(source or default_path())
-            stack.callback(device.close)
-            shelf = Shelf(device.records, families)
-            shapes = in_split(shapes_of(shelf), split)
-            what = Collection(policy.identity(), seed, groups, group_size, loaded.policy.exemplars)
-            rows = collect(
-                policy,
-                shelf,
-                families,
-                shapes,
-                what,
-                loaded.reward,
-                loaded.memory,
-                batch,
-                Secrets.of(os.environ),
-                _Progress(quiet),
-            )
-            write_rows(out, export(rows, Filters(), counts))
+        order = Order(
+            policy=located(loaded.policy.model_copy(update={"name": "local", "local": local})),
+            reward=loaded.reward,
+            memory=loaded.memory,
+            source=(source or default_path()).absolute(),
+            split=split,
+            seed=seed,
+            groups=groups,
+            group_size=group_size,
+            batch=batch,
+            parts=jobs,
+        )
+        counts, progress = Counts(), _Progress(quiet)
+        if jobs == 1:
+            rows = rows_of(order, Secrets.of(os.environ), progress)
+        else:
+            rows = rows_of_parts(order, out.absolute(), progress)
+        write_rows(out, export(rows, Filters(), counts))
+        remove_parts(out.absolute())
         said = counts.as_json()
         if json_output:
             print(json.dumps({"file": str(out), **said}))

@@ -54,6 +54,7 @@ class LocalPolicy:
         self._options: dict[str, list[Option]] = {}
         self._child: Child | None = None
         self._about: dict[str, Any] = {}
+        self._is_loaded = False
         self._group = _Group(self._sample)
 
     @property
@@ -69,7 +70,24 @@ class LocalPolicy:
         """Of what the model is, whatever it is called: weights, tokenizer, template, device. Loads it."""
         return str(self._loaded()["identity"])
 
+    def start(self) -> None:
+        """Begins to load the model, which takes a while that may be used; what is asked next waits for it."""
+        if self._child is not None and self._child.alive:
+            return
+        self.close()
+        # Threads that spin while they wait cost a shared machine several times what they win.
+        env = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ}
+        root = Path(__file__).resolve().parent.parent
+        try:
+            self._child = Child([sys.executable, "-m", "policy.local_worker"], cwd=root, env=env)
+        except OSError as error:
+            raise PolicyError(f"the local model's process cannot be started: {error.strerror}") from error
+        adapter = str(self._adapter) if self._adapter is not None else None
+        order = {"op": "load", "base": self._base.model_dump(), "adapter": adapter, "home": str(self._home)}
+        self._child.send(json.dumps(order).encode())  # one that died says so when it is asked
+
     def close(self) -> None:
+        self._is_loaded = False
         if self._child is not None:
             self._child.kill()
             self._child = None
@@ -115,24 +133,20 @@ class LocalPolicy:
         return [_step(turn, about, temperature) for turn in reply["turns"]]
 
     def _loaded(self) -> dict[str, Any]:
-        if self._child is None or not self._child.alive:
-            self.close()
-            # Threads that spin while they wait cost a shared machine several times what they win.
-            env = {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", **os.environ}
-            root = Path(__file__).resolve().parent.parent
-            try:
-                self._child = Child([sys.executable, "-m", "policy.local_worker"], cwd=root, env=env)
-            except OSError as error:
-                raise PolicyError(f"the local model's process cannot be started: {error.strerror}") from error
-            adapter = str(self._adapter) if self._adapter is not None else None
-            order = {"op": "load", "base": self._base.model_dump(), "adapter": adapter, "home": str(self._home)}
-            self._about = self._ask(order, LOAD_TIMEOUT_S)
+        self.start()
+        if not self._is_loaded:
+            self._about = self._answer(LOAD_TIMEOUT_S)
+            self._is_loaded = True
         return self._about
 
     def _ask(self, message: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        assert self._child is not None
+        return self._answer(timeout_s, self._child.send(json.dumps(message).encode()))
+
+    def _answer(self, timeout_s: float, is_asked: bool = True) -> dict[str, Any]:
         child = self._child
         assert child is not None
-        frame = child.recv(timeout_s) if child.send(json.dumps(message).encode()) else None
+        frame = child.recv(timeout_s) if is_asked else None
         if frame is None:
             sentence = _lost(child, timeout_s)
             self.close()

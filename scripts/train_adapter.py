@@ -127,7 +127,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, help="of the evaluation (default: as the scale says)")
     parser.add_argument("--processes", type=int, default=1, help="of the trainings, one a GPU")
-    parser.add_argument("--jobs", type=int, default=1, help="policies that are evaluated at the same time")
+    parser.add_argument("--jobs", type=int, default=1, 
+                        help="processes side by side: of a collection, and policies that are evaluated")  # fmt: skip
     parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
     parser.add_argument(
         "--parts", default=",".join(PARTS), help="of prompts, each of which the adapter is played without"
@@ -293,6 +294,8 @@ class Recipe:
 
     def start(self, name: str, words: Sequence[str]) -> Running:
         launch = [sys.executable, "-m", "agent"]
+        if words[0] == "collect" and self.given.jobs > 1:  # no part of what was asked: a stopped run may take others
+            words = [*words, "--jobs", str(self.given.jobs)]
         if words[0] == "train" and self.given.processes > 1:
             count = ("--nproc-per-node", str(self.given.processes))
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]

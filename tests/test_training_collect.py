@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,16 +18,19 @@ pytestmark = pytest.mark.slow
 
 from tiny_model import make_tiny_model  # noqa: E402
 
+from agent.config import load_settings  # noqa: E402
 from memory.exemplars import MemorySettings  # noqa: E402
 from policy.base import PolicyRequest  # noqa: E402
 from policy.base_model import Base, BaseSettings, load_base  # noqa: E402
 from policy.compact import plan_arguments  # noqa: E402
 from policy.redacting import Secrets  # noqa: E402
 from policy.reward import RewardSettings  # noqa: E402
+from policy.settings import LocalSettings  # noqa: E402
 from tools.families import load_families  # noqa: E402
 from tools.record_file import RecordReader  # noqa: E402
 from tools.records import Step, ToolCall  # noqa: E402
 from training.collect import KINDS, Collection, collect  # noqa: E402
+from training.collect_parts import Order, part_files  # noqa: E402
 from training.replaying import Shape, Turns, shapes_of, side_by_side  # noqa: E402
 from training.rows import Row, read_rows  # noqa: E402
 from training.samples import sample_of  # noqa: E402
@@ -43,12 +47,15 @@ class Scripted:
     name = "local:scripted"
     is_search = False
 
-    def __init__(self, shelf: Shelf, submits: bool = True) -> None:
-        self.shelf, self.submits = shelf, submits
+    def __init__(self, shelf: Shelf, submits: bool = True, model: str = "m") -> None:
+        self.shelf, self.submits, self.model = shelf, submits, model
         self.asked: list[int] = []
 
     def close(self) -> None:
         return
+
+    def identity(self) -> str:
+        return self.model
 
     def steps(self, requests: list[PolicyRequest]) -> list[Step]:
         self.asked.append(len(requests))
@@ -83,8 +90,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def collected(policy: Scripted, shelf: Shelf, shapes: list[Shape], batch: int = 5, model: str = "m") -> list[Row]:
-    what = Collection(model, groups_per_shape=len(KINDS), group_size=4)
+def collected(policy: Scripted, shelf: Shelf, shapes: list[Shape], batch: int = 5) -> list[Row]:
+    what = Collection(groups_per_shape=len(KINDS), group_size=4)
     settings = (RewardSettings(), MemorySettings(), batch, Secrets())
     return list(collect(policy, shelf, FAMILIES, shapes, what, *settings))
 
@@ -111,7 +118,7 @@ def test_a_group_has_one_prompt_and_each_rollout_its_own_trials_and_reward(shelf
         f"measured at {'x'.join(map(str, row.dims.values()))}" in row.prompt[1].content for row in later
     )
     assert collected(policy, shelf, shapes, batch=64) == rows  # how many are side by side decides nothing
-    other = collected(policy, shelf, shapes, model="another")
+    other = collected(Scripted(shelf, model="another"), shelf, shapes)
     assert groups.keys().isdisjoint(row.group_id for row in other)
     unsubmitted = collected(Scripted(shelf, submits=False), shelf, shapes)
     assert [row.reward for row in unsubmitted] == [row.reward for row in rows]
@@ -166,6 +173,41 @@ def test_from_collected_rollouts_to_an_adapter(path: Path, tiny: Path, tmp_path:
     trained = agent(tmp_path, *train, *(word for one in small for word in ("--set", one)), OMP_NUM_THREADS="1")
     assert trained.returncode == 0, trained.stderr
     assert (tmp_path / "grpo" / "adapter_model.safetensors").is_file()
+
+
+def test_several_processes_leave_what_one_leaves_and_nothing_is_collected_again(
+    path: Path, tiny: Path, tmp_path: Path
+) -> None:
+    base = ("--set", f"policy.local.base.name={tiny}", "--set", "policy.local.base.device=cpu")
+    words = ("--split", "all", "--groups", "2", "--group-size", "3", "--set", "policy.local.words=8", *base)
+
+    def collect_into(name: str, *more: str) -> Any:
+        given = ("collect", "--from", str(path), "--out", str(tmp_path / name), *words, "--json", *more)
+        return agent(tmp_path, *given, OMP_NUM_THREADS="1")
+
+    one = collect_into("one.jsonl", "--batch", "3")
+    several = collect_into("several.jsonl", "--batch", "9", "--jobs", "3")
+    assert one.returncode == several.returncode == 0, one.stderr + several.stderr
+    assert "12 of 12 rollouts" in several.stderr
+    assert sorted(file.name for file in tmp_path.glob("*.jsonl")) == ["one.jsonl", "several.jsonl"]
+    assert not list(tmp_path.glob(".part-*"))
+
+    def turns(name: str) -> list[Any]:
+        return [(row.row_id, row.turns, row.reward) for row in read_rows(tmp_path / name)]
+
+    assert turns("one.jsonl") == turns("several.jsonl")
+    # A part that an earlier run left is taken as it is.
+    lines = (tmp_path / "one.jsonl").read_text().splitlines(keepends=True)
+    loaded = load_settings(None, {}, {})
+    local = LocalSettings.model_validate({"base": {"name": str(tiny), "device": "cpu"}, "words": 8})
+    order = Order(
+        policy=loaded.policy.model_copy(update={"name": "local", "local": local}), reward=loaded.reward,
+        memory=loaded.memory, source=path.absolute(), split="all", groups=2, group_size=3, batch=9, parts=3,
+    )  # fmt: skip
+    part_files(order, tmp_path / "again.jsonl")[1].write_text("".join(lines[:3]))
+    again = collect_into("again.jsonl", "--batch", "9", "--jobs", "3")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["rows"] < 12 and not list(tmp_path.glob(".part-*"))
 
 
 def log_probabilities_are_right(base: Base, row: Row) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from memory.exemplars import MemorySettings
 from memory.exemplars_read import Tried
@@ -27,11 +28,16 @@ from training.synthesise import Kind, earlier
 KINDS = (Kind(False, LOCAL_QUOTA), Kind(False, 1), Kind(True, LOCAL_QUOTA), Kind(True, 1))
 
 
+class Model(Policy, Protocol):
+    def identity(self) -> str:
+        """Of the weights that are asked, whose rows are no others' group."""
+        ...
+
+
 @dataclass(frozen=True)
 class Collection:
-    """What is collected. ``model``: of the weights that are asked, whose rows are no others' group."""
+    """What is collected."""
 
-    model: str
     seed: int = 0
     groups_per_shape: int = 4
     group_size: int = 8
@@ -39,7 +45,7 @@ class Collection:
 
 
 def collect(
-    policy: Policy,
+    policy: Model,
     shelf: Shelf,
     families: Mapping[str, Family],
     shapes: Sequence[Shape],
@@ -60,7 +66,7 @@ def collect(
     for done, _ in enumerate(side_by_side(policy, waiting, batch), 1):
         tell(done, len(waiting))
     for group in groups:
-        yield from group.rows(policy.name, settings, secrets)
+        yield from group.rows(policy.name, policy.identity(), settings, secrets)
 
 
 class _Group:
@@ -96,21 +102,21 @@ class _Group:
             for index in range(what.group_size)
         ]
 
-    def rows(self, policy: str, settings: RewardSettings, secrets: Secrets) -> Iterator[Row]:
+    def rows(self, policy: str, model: str, settings: RewardSettings, secrets: Secrets) -> Iterator[Row]:
         rewards = [self._reward(rollout, settings) for rollout in self.rollouts]
         relative = smooth([one.value if one is not None else None for one in rewards], settings)
         config = {"commit": commit()}
         for index, (rollout, own, group) in enumerate(zip(self.rollouts, rewards, relative, strict=True)):
-            trajectory = self._trajectory(policy, rollout, index, own, group)
+            trajectory = self._trajectory(policy, model, rollout, index, own, group)
             reference = self._shelf.reference_us(self._shape.task)
             row = row_of(trajectory, config, reference, False, secrets, self._shelf.device, self._quota)
             if isinstance(row, Row):
                 yield row
 
     def _trajectory(
-        self, policy: str, rollout: Rollout, index: int, own: Reward | None, group: float | None
+        self, policy: str, model: str, rollout: Rollout, index: int, own: Reward | None, group: float | None
     ) -> Trajectory:
-        session = f"collected-{self._what.model}-seed{self._what.seed}"
+        session = f"collected-{model}-seed{self._what.seed}"
         return Trajectory(
             trajectory_id=f"{session}/{self._shape.task.task_id}/{self._number}/{index}",
             session_id=session,

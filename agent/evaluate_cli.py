@@ -102,6 +102,7 @@ def evaluate_policy(
             shelf = Shelf(device.records, families)
             players = _players(names, loaded, families, shelf, left_out, stack)
             players = _ablated(players, ablate or [])
+            _start_first(players)
             shapes = in_split(shapes_of(shelf), split)
             plays = Plays(shelf, families, shapes, told_budgets, range(seeds), loaded.memory, loaded.policy.exemplars)
             path = cache or home_dir() / "evaluations.jsonl"
@@ -144,6 +145,15 @@ def evaluate_policy(
             print(f"prompts without {' and '.join(sorted(left_out))}")
         print("mean regret in % of the best recorded ratio [95 % interval]\n")
         print("\n".join(lines(rows, told_budgets, against, markdown)))
+
+
+def _start_first(players: list[Player]) -> None:
+    """Its model loads while the records are read and searches play."""
+    from policy.local_policy import LocalPolicy
+
+    first = next((player.policy for player in players if isinstance(player.policy, LocalPolicy)), None)
+    if first is not None:
+        first.start()
 
 
 def _each(players: list[Player], plays: Any, known: Any, batch: int, tell: Any) -> Iterator[tuple[Player, Cell]]:

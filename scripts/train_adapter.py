@@ -56,7 +56,7 @@ SCALES = {
         sft={"epochs": 2, "batch_size": 8, "log_steps": 5},
         collect=("--groups", "4", "--group-size", "8", "--batch", "512"),
         # Offline, a step away from the logged policy is all that a narrow clip allows: here it may become another one.
-        grpo={"epochs": 2, "batch_size": 16, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "clip": 0.8,
+        grpo={"epochs": 2, "batch_size": 32, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "clip": 0.8,
               "clip_high": 3.0, "kl": 0.02},
         evaluate=("--seeds", "3", "--batch", "256"),  # of each of --jobs processes, which share the GPU's memory
         policy={},
@@ -127,7 +127,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, help="of the evaluation (default: as the scale says)")
     parser.add_argument("--processes", type=int, default=1, help="of the trainings, one a GPU")
-    parser.add_argument("--jobs", type=int, default=1, 
+    parser.add_argument("--jobs", type=int, default=1,
                         help="processes side by side: of a collection, and policies that are evaluated")  # fmt: skip
     parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
     parser.add_argument(

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tiny_model import make_tiny_model
@@ -30,6 +31,11 @@ def samples() -> list[Sample]:
     return [*made, replace(made[0], mask=(0, 0, 0, 0), advantage=0.0)]
 
 
+def of_one_prompt() -> list[Sample]:
+    """As a group is: what comes after the last token that counts decides nothing."""
+    return [replace(s, prompt_ids=(5, 6, 7)) for s in samples()]
+
+
 def log_probabilities(model, sample: Sample) -> list[float]:
     """Of the completion's tokens, one sequence at a time and without padding."""
     import torch
@@ -40,6 +46,10 @@ def log_probabilities(model, sample: Sample) -> list[float]:
     begin = len(sample.prompt_ids)
     rows = torch.log_softmax(logits, -1)
     return [rows[begin + i - 1, token].item() for i, token in enumerate(sample.completion_ids)]
+
+
+def weights(model: Any) -> list[Any]:
+    return [weight for name, weight in model.named_parameters() if weight.requires_grad and ".ref." not in name]
 
 
 def by_hand(rows: list[Sample], now: list[list[float]], old: list[list[float]], reference: list[list[float]]) -> float:
@@ -59,7 +69,8 @@ def by_hand(rows: list[Sample], now: list[list[float]], old: list[list[float]], 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("behaviour", ["logged", "reference"])
-def test_the_loss_is_the_one_computed_by_hand(tmp_path: Path, method: str, behaviour: str) -> None:
+@pytest.mark.parametrize("given_rows", [samples, of_one_prompt])
+def test_the_loss_is_the_one_computed_by_hand(tmp_path: Path, method: str, behaviour: str, given_rows: Any) -> None:
     import torch
 
     from training.grpo import trainer
@@ -83,7 +94,7 @@ def test_the_loss_is_the_one_computed_by_hand(tmp_path: Path, method: str, behav
     settings = TrainSettings.model_validate(given)
     base = load_base(BaseSettings(name=str(tmp_path / "tiny"), device="cpu"), tmp_path)
     job = Job("grpo", tmp_path / "rows.jsonl", tmp_path / "out", settings, tmp_path)
-    rows = samples()
+    rows = given_rows()
     if behaviour == "reference":
         rows = [replace(s, logprobs=None) for s in rows]
         rows[1] = replace(rows[1], logprobs=(-4.5, -6.5))  # what was logged still counts
@@ -106,6 +117,15 @@ def test_the_loss_is_the_one_computed_by_hand(tmp_path: Path, method: str, behav
         abs(p - q) > 0.3 for a, b in zip(now, old, strict=True) for p, q in zip(a, b, strict=True)
     )
     assert loss.item() == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    batch = made._generate_and_score_completions([{"prompt": "", "index": i} for i in range(4)])
+    assert batch["pack"] is not None
+    unshared = made.compute_loss(model, {**batch, "pack": None})  # as TRL reads them: row by row, padded
+    assert unshared.item() == pytest.approx(loss.item(), rel=1e-4, abs=1e-6)
+    gradients = [torch.autograd.grad(one, weights(model), allow_unused=True) for one in (loss, unshared)]
+    for ours, theirs in zip(*gradients, strict=True):
+        if ours is not None or theirs is not None:
+            assert torch.allclose(ours, theirs, rtol=1e-3, atol=1e-5)
+    loss = made.compute_loss(model, batch)
     loss.backward()
     trained = {n for n, w in model.named_parameters() if w.grad is not None and w.grad.abs().sum() > 0}
     assert trained and (method == "full" or all("lora" in name and ".ref." not in name for name in trained))
@@ -123,6 +143,28 @@ def test_the_sampler_keeps_groups_together_and_goes_on_in_the_same_order() -> No
     again = GroupSampler(groups=5, group_size=3, groups_per_step=2, repeats=2, seed=7)
     again.set_epoch(1)
     assert second == list(again) and second != first
+
+
+def test_a_step_is_cut_into_batches_of_whole_groups_and_alike_in_length() -> None:
+    from training.grpo_trainer import in_batches
+
+    def group(number: int, length: int) -> list[Sample]:
+        return [Sample(f"{number}-{i}", "g", (number,) * 4, (1,) * (length + i), (1,) * (length + i)) for i in range(2)]
+
+    rows = [*group(1, 9), *group(2, 3), *group(3, 8), *group(4, 3)]
+    assert in_batches(list(range(8)), rows, 2) == [[2, 3, 6, 7], [4, 5, 0, 1]]
+    assert sorted(i for part in in_batches(list(range(8)), rows, 8) for i in part) == list(range(8))
+
+
+def test_a_step_whose_batch_holds_nothing_that_counts_teaches_nothing(tmp_path: Path) -> None:
+    import torch
+
+    from training.shared_prompts import pack, unpacked
+
+    silent = [replace(s, mask=(0,) * len(s.mask)) for s in samples()]
+    packed = pack(silent, torch.float32, "cpu")
+    assert packed.ids.tolist() == [[5, 6, 7]] and (packed.labels == -100).all()
+    assert not unpacked(torch.ones(1, 3), packed, (4, 4)).any()
 
 
 def test_an_adapter_of_another_base(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from trl.models.utils import disable_gradient_checkpointing
 from trl.trainer.utils import pad, use_adapter
 
 from training.samples import Sample
+from training.shared_prompts import Pack, SharedAttention, is_possible, pack, unpacked
 from training.watching import BesideTimings, WholeCheckpoints
 
 
@@ -55,6 +56,10 @@ class OfflineGRPOTrainer(BesideTimings, WholeCheckpoints, GRPOTrainer):
 
     def __init__(self, *, samples: Sequence[Sample], **given: Any) -> None:
         self.samples = samples
+        self._reference: dict[int, Any] = {}  # log-probabilities, by sample: the reference does not change
+        self._attention = SharedAttention()
+        self._packed: Pack | None = None
+        self._batches: list[dict[str, Any]] = []  # of the step that is being made
         super().__init__(**given)
 
     def _get_train_sampler(self, dataset: Any = None) -> GroupSampler:
@@ -66,23 +71,84 @@ class OfflineGRPOTrainer(BesideTimings, WholeCheckpoints, GRPOTrainer):
             seed=self.args.seed,
         )
 
+    def _prepare_inputs(self, generation_batch: list[dict[str, Any]]) -> dict[str, Any]:
+        """One batch of a step. Its groups stay together, and those of a length in one batch."""
+        if not self.model.training:
+            return self._generate_and_score_completions(generation_batch)
+        batches = self.args.steps_per_generation
+        if self._step % batches == 0 or not self._batches:
+            parts = in_batches([row["index"] for row in generation_batch], self.samples, batches)
+            made = [self._generate_and_score_completions([{"index": i} for i in part]) for part in parts]
+            counted = torch.stack([one["num_items_in_batch"] for one in made]).sum()
+            self._batches = [one | {"num_items_in_batch": counted} for one in made]
+            samples = [self.samples[row["index"]] for row in generation_batch]
+            metrics = self._metrics["train"]
+            metrics["rows_that_count"].append(float(sum(any(s.mask) for s in samples)))
+            metrics["advantage_abs"].append(sum(abs(s.advantage) for s in samples) / len(samples))
+        batch: dict[str, Any] = self._batches[self._step % batches]
+        return batch
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """A step's rows out of the log, as TRL's ``_compute_loss`` wants them."""
-        samples = [self.samples[row["index"]] for row in inputs]
-        batch = collate(samples, self._tokenizer.pad_token_id, self.accelerator.device)
-        reference = self._reference_logps(batch) if self.beta != 0.0 else None
+        """Rows out of the log, as TRL's ``_compute_loss`` wants them."""
+        indices = [row["index"] for row in inputs]
+        samples = [self.samples[index] for index in indices]
+        device = self.accelerator.device
+        batch = collate(samples, self._tokenizer.pad_token_id, device)
+        plain = self._plain(self.model)
+        batch["pack"] = pack(samples, plain.dtype, device) if is_possible(plain.config) else None
+        reference = self._reference_logps(indices, batch) if self.beta != 0.0 else None
         logged = batch.pop("logged_logps")
         has_logged = torch.tensor([s.logprobs is not None for s in samples], device=logged.device).unsqueeze(1)
         old = logged if reference is None else torch.where(has_logged, logged, reference)
         counted = (batch["completion_mask"] * batch["tool_mask"]).sum()
-        metrics = self._metrics["train" if self.model.training else "eval"]
-        metrics["rows_that_count"].append(float(sum(any(s.mask) for s in samples)))
-        metrics["advantage_abs"].append(float(batch["advantages"].abs().mean()))
         batch |= {"old_per_token_logps": old, "num_items_in_batch": self.accelerator.gather(counted).sum()}
         return batch if reference is None else {**batch, "ref_per_token_logps": reference}
 
-    def _reference_logps(self, batch: dict[str, Any]) -> Any:
-        """Of the model as it was before: the frozen copy, or the adapter that the training began with."""
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        self._packed = inputs["pack"]
+        return super()._compute_loss(model, inputs)
+
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, *given: Any, **more: Any
+    ) -> Any:
+        """0 where nothing counts. Each prompt is read once, and only what counts is projected onto the vocabulary."""
+        packed = self._packed
+        if packed is None:
+            return super()._get_per_token_logps_and_entropies(
+                model, input_ids, attention_mask, logits_to_keep, *given, **more
+            )
+        self._attention.begin(self._plain(model), packed)
+        with self.accelerator.autocast():
+            found = model(
+                input_ids=packed.ids,
+                position_ids=packed.positions,
+                # Four dimensions are taken as they are: nothing is made of them, and nothing is read from them.
+                attention_mask=torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=packed.ids.device),
+                shift_labels=packed.labels,
+                fused_lm_head=True,
+            )
+        shape = (input_ids.size(0), logits_to_keep)
+        entropies = unpacked(found.entropy, packed, shape) if more.get("compute_entropy") else None
+        return unpacked(found.log_probs, packed, shape), entropies, None
+
+    def _plain(self, model: Any) -> Any:
+        """Without what accelerate and peft put around it."""
+        model = self.accelerator.unwrap_model(model)
+        return getattr(model, "get_base_model", lambda: model)()
+
+    def _reference_logps(self, indices: Sequence[int], batch: dict[str, Any]) -> Any:
+        """Of the model as it was before: the frozen copy, or the adapter that the training began with. Asked for once
+        a row, however many epochs there are."""
+        length = batch["completion_ids"].size(1)
+        if any(index not in self._reference for index in indices):
+            found = self._reference_forward(batch)
+            for index, row in zip(indices, found, strict=True):
+                self._reference[index] = row[: len(self.samples[index].completion_ids)]
+        rows = [self._reference[index] for index in indices]
+        return torch.stack([torch.nn.functional.pad(row, (0, length - len(row))) for row in rows])
+
+    def _reference_forward(self, batch: dict[str, Any]) -> Any:
+        self._packed = batch["pack"]
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
         size = self.args.per_device_train_batch_size
@@ -93,6 +159,24 @@ class OfflineGRPOTrainer(BesideTimings, WholeCheckpoints, GRPOTrainer):
             model = self.accelerator.unwrap_model(self.model)
             with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
                 return self._get_per_token_logps_and_entropies(self.model, *arguments)[0]
+
+
+def in_batches(indices: Sequence[int], samples: Sequence[Sample], count: int) -> list[list[int]]:
+    """``count`` parts of one size: rows of a prompt side by side, prompts ordered by the length of their longest row,
+    for a batch is padded to its longest."""
+    longest: dict[tuple[int, ...], int] = {}
+    for index in indices:
+        sample = samples[index]
+        longest[sample.prompt_ids] = max(longest.get(sample.prompt_ids, 0), sample.length)
+    first = {prompt: place for place, prompt in enumerate(longest)}
+
+    def order(index: int) -> tuple[int, int]:
+        prompt = samples[index].prompt_ids
+        return longest[prompt], first[prompt]
+
+    ordered = sorted(indices, key=order)
+    size = len(ordered) // count
+    return [ordered[begin : begin + size] for begin in range(0, size * count, size)]
 
 
 def collate(samples: Sequence[Sample], pad_token_id: int, device: Any) -> dict[str, Any]:

@@ -96,11 +96,12 @@ class LocalPolicy:
         allowed = self._allowed(request)
         return self._group.step(request, allowed) if allowed.calls else _nothing(request)
 
-    def steps(self, requests: Sequence[PolicyRequest]) -> list[Step]:
-        """The turns of several rollouts, in one batch where the memory holds it."""
+    def steps(self, requests: Sequence[PolicyRequest]) -> list[Step | None]:
+        """The turns of several rollouts, in one batch where the memory holds it. None for one that is not over yet: it
+        goes on when it is asked for again, beside others. All of a call are never None."""
         allowed = [self._allowed(request) for request in requests]
         asked = [(request, own) for request, own in zip(requests, allowed, strict=True) if own.calls]
-        answers = iter(self._sample(asked) if asked else ())
+        answers = iter(self._sampled(asked, may_wait=True) if asked else ())
         return [
             next(answers) if own.calls else _nothing(request) for request, own in zip(requests, allowed, strict=True)
         ]
@@ -116,6 +117,9 @@ class LocalPolicy:
 
     def _sample(self, batch: Sequence[tuple[PolicyRequest, Allowed]]) -> list[Step]:
         """The turns of all requests, in one order whoever came first."""
+        return [step for step in self._sampled(batch, may_wait=False) if step is not None]
+
+    def _sampled(self, batch: Sequence[tuple[PolicyRequest, Allowed]], may_wait: bool) -> list[Step | None]:
         about = self._loaded()
         temperature = self._settings.temperature
         temperature = _DEFAULT_TEMPERATURE if temperature is None else temperature
@@ -126,11 +130,12 @@ class LocalPolicy:
                 "temperature": temperature,
                 "top_p": self._settings.local.top_p,
                 "words": self._settings.local.words,
+                "may_wait": may_wait,
             },
             self._settings.timeout_s,
         )
         self._about["peak_rss_bytes"] = reply["peak_rss_bytes"]
-        return [_step(turn, about, temperature) for turn in reply["turns"]]
+        return [_step(turn, about, temperature) if turn is not None else None for turn in reply["turns"]]
 
     def _loaded(self) -> dict[str, Any]:
         self.start()

@@ -27,6 +27,10 @@ from tools.frames import exit_on_hangup, read_frame, write_frame
 from tools.gpu.lock import GpuLock
 from tools.records import content_hash
 
+#: Where turns may wait for others, a batch on a GPU is over when this part of its turns is: the last tenth takes as
+#: many steps as all others.
+MOST = 0.9
+
 
 class Worker:
     """One base, and one adapter or none. Raises PolicyError."""
@@ -63,7 +67,10 @@ class Worker:
         made_by = [on, str(model.dtype), torch.__version__]
         return content_hash([*self._loaded, self.base.tokenizer_id, tokenizer.eos_token, template, made_by])
 
-    def sample(self, rows: Sequence[Mapping[str, Any]], sampling: Sampling, words: int) -> list[dict[str, Any]]:
+    def sample(
+        self, rows: Sequence[Mapping[str, Any]], sampling: Sampling, words: int, may_wait: bool = False
+    ) -> list[dict[str, Any] | None]:
+        """``may_wait``: a turn may be None, and is to be asked for again with others."""
         drawn = []
         contexts = [
             context_of(self.base.tokenizer, row["messages"], row["tools"], self.base.template, row["own"])
@@ -73,10 +80,13 @@ class Worker:
             allowed = Allowed(row["lead"], row["calls"], dict(row["numbered"]))
             grammar = turn_grammar(allowed, self._frame, words)
             drawn.append(Row(context, grammar, row["seed"], row["conversation"]))
+        share = MOST if may_wait and self.base.model.device.type == "cuda" else 1.0
         with self._beside_no_timing():
-            turns = self._sampler.draw(drawn, sampling)
+            turns = self._sampler.draw_most(drawn, sampling, share)
         return [
-            {
+            None
+            if turn is None
+            else {
                 "context_ids": context,
                 "token_ids": turn.ids,
                 "logprobs": turn.logprobs,
@@ -124,7 +134,9 @@ def _answer(worker: Worker | None, request: Mapping[str, Any]) -> tuple[Worker |
             if worker is None:
                 raise PolicyError("no model is loaded")
             sampling = Sampling(request["temperature"], request["top_p"])
-            found = {"turns": worker.sample(request["rows"], sampling, request["words"])}
+            found = {
+                "turns": worker.sample(request["rows"], sampling, request["words"], request.get("may_wait", False))
+            }
     return worker, found | {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 

@@ -7,6 +7,7 @@ prompt. What a grammar leaves no choice about is fed as it stands, without a ste
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,9 @@ class Sampler:
         self._executor = llguidance.LLExecutor()
         self._matchers: dict[str, Any] = {}
         self._kept = _Kept(KeyValues(self._model))
+        self._begun: dict[
+            tuple[str, tuple[int, ...]], _Turn
+        ] = {}  # by seed and context: turns that were left unfinished
 
     @property
     def tokens_read(self) -> int:
@@ -75,9 +79,15 @@ class Sampler:
         return self._kept.tokens_read
 
     def draw(self, rows: Sequence[Row], sampling: Sampling) -> list[Drawn]:
-        """One turn of each, in order. Raises PolicyError for a context that is longer than the model can read. Which
-        rows share a batch changes the logits, in bfloat16 enough to change tokens: on a GPU the same seeds give the
-        same turns only in the same batches."""
+        """One turn of each, in order. Raises as ``draw_most`` does."""
+        found = self.draw_most(rows, sampling, 1.0)
+        return [drawn for drawn in found if drawn is not None]
+
+    def draw_most(self, rows: Sequence[Row], sampling: Sampling, share: float) -> list[Drawn | None]:
+        """One turn of each, in order; None for those that are not over when this share of a batch is, and that go on
+        when the same row is asked for again: a step costs much the same for few rows as for many. Raises PolicyError
+        for a context that is longer than the model can read. Which rows share a batch changes the logits, in bfloat16
+        enough to change tokens: on a GPU the same seeds give the same turns only in the same batches."""
         import torch
 
         longest = max((len(row.context) for row in rows), default=0)
@@ -87,20 +97,31 @@ class Sampler:
                 "take another base"
             )
         self._compile([row.grammar for row in rows])
-        found: list[Drawn] = []
+        found: list[Drawn | None] = []
         with torch.inference_mode():
             for part in _parts(rows, self._batch_tokens, self._is_shared):
-                found += self._batch(part, sampling)
+                found += self._batch(part, sampling, share)
         return found
 
-    def _batch(self, rows: Sequence[Row], sampling: Sampling) -> list[Drawn]:
-        turns = [_Turn(row.seed, self._matcher(row.grammar), self._eos) for row in rows]
-        is_whole = False
+    def _batch(self, rows: Sequence[Row], sampling: Sampling, share: float) -> list[Drawn | None]:
+        keys = [(row.seed, tuple(row.context)) for row in rows]
+        begun = [self._begun.pop(key, None) for key in keys]
+        turns = [
+            turn if turn is not None else _Turn(row.seed, self._matcher(row.grammar), self._eos)
+            for row, turn in zip(rows, begun, strict=True)
+        ]
+        # Of a turn that goes on, what it said so far is read already, or is found to be unread.
+        rows = [
+            row._replace(context=[*row.context, *turn.ids]) if turn is not None else row
+            for row, turn in zip(rows, begun, strict=True)
+        ]
+        is_whole, left = False, len(rows) - math.ceil(share * len(rows))
         try:
             pending = self._kept.arranged(rows, _common(rows) if self._is_shared else 0)
-            for new, turn in zip(pending, turns, strict=True):
-                turn.pending = [*new, *turn.pending] if not turn.is_over else []
-            while active := [i for i, turn in enumerate(turns) if not turn.is_over]:
+            for new, turn, before in zip(pending, turns, begun, strict=True):
+                forced = turn.pending if before is None else []
+                turn.pending = [*new, *forced] if not turn.is_over else []
+            while len(active := [i for i, turn in enumerate(turns) if not turn.is_over]) > left:
                 self._read_ahead(turns)
                 logits = self._kept.read([turn.pending for turn in turns], active)
                 masks = self._masks([turns[i] for i in active])
@@ -111,7 +132,9 @@ class Sampler:
         finally:
             if not is_whole:  # nothing that was half done is gone on with
                 self._kept.clear()
-        return [Drawn(turn.ids, turn.logprobs, turn.mask) for turn in turns]
+                self._begun.clear()
+        self._begun |= {key: turn for key, turn in zip(keys, turns, strict=True) if not turn.is_over}
+        return [Drawn(turn.ids, turn.logprobs, turn.mask) if turn.is_over else None for turn in turns]
 
     def _read_ahead(self, turns: Sequence[_Turn]) -> None:
         """All but the last tokens of what is long, so that no forward holds more than a chunk of a row."""

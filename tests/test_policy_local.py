@@ -242,6 +242,29 @@ def test_later_turns_go_on_from_what_was_read_and_are_what_a_fresh_model_says(
             rows = [rows[1], row(base, request(evaluations=2), plans, "new")._replace(conversation="new"), rows[2]]
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_turns_that_wait_for_others_are_what_they_are_alone(base: Base, plans: list[Plan], is_shared: bool) -> None:
+    def asked(number: int) -> Row:
+        made = row(base, request(evaluations=1 + number % 4), plans, f"s{number // 2}", words=60)
+        return made._replace(conversation=f"c{number}")
+
+    alone = {n: Sampler(base.model, base.tokenizer, is_shared).draw([asked(n)], Sampling(1.0))[0] for n in range(8)}
+    sampler = Sampler(base.model, base.tokenizer, is_shared)
+    waiting, left, found, calls = list(range(4)), list(range(4, 8)), {}, 0
+    while waiting:
+        turns = sampler.draw_most([asked(n) for n in waiting], Sampling(1.0), 0.1)
+        calls += 1
+        assert any(turn is not None for turn in turns)
+        found |= {n: turn for n, turn in zip(waiting, turns, strict=True) if turn is not None}
+        waiting = [n for n, turn in zip(waiting, turns, strict=True) if turn is None]
+        while left and len(waiting) < 4:
+            waiting.insert(0, left.pop(0))
+    assert calls > 2 and not sampler._begun
+    for number, turn in alone.items():
+        assert (turn.ids, turn.mask) == (found[number].ids, found[number].mask)
+        assert np.allclose(turn.logprobs, found[number].logprobs, atol=1e-4)
+
+
 def close(base: Base, context: Any, drawn: Any, tolerance: float, temperature: float = 1.0) -> None:
     """Its log-probabilities are those of a forward pass over the same tokens."""
     import torch

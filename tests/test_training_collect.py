@@ -147,6 +147,27 @@ def test_one_that_ends_makes_room_for_the_next() -> None:
     assert policy.sizes == [2, 2, 2]
 
 
+def test_one_that_is_not_over_is_asked_for_again_beside_others() -> None:
+    def turns(count: int) -> Turns:
+        for number in range(count):
+            assert (yield f"{count}.{number}") == f"{count}.{number}"  # type: ignore[misc]
+
+    class Policy:
+        is_search = False
+
+        def __init__(self) -> None:
+            self.asked: list[list[str]] = []
+
+        def steps(self, requests: list[str]) -> list[str | None]:
+            self.asked.append(requests)
+            return [None if len(self.asked) == 1 and request == "3.0" else request for request in requests]
+
+    policy = Policy()
+    over = list(side_by_side(policy, [(n, turns(n)) for n in (3, 1, 2)], 2))  # type: ignore[arg-type]
+    assert sorted(over) == [1, 2, 3]
+    assert policy.asked[:2] == [["3.0", "1.0"], ["3.0", "2.0"]]
+
+
 def test_from_collected_rollouts_to_an_adapter(path: Path, tiny: Path, tmp_path: Path) -> None:
     base = ("--set", f"policy.local.base.name={tiny}", "--set", "policy.local.base.device=cpu")
     given = ("collect", "--from", str(path), "--out", str(tmp_path / "rows.jsonl"), "--split", "all", "--groups", "2")

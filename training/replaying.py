@@ -196,7 +196,10 @@ def side_by_side(policy: Policy, waiting: Sequence[tuple[_T, Turns]], width: int
             return
         steps = _steps(policy, [request for _, _, request in asked])
         on = []
-        for (one, turns, _), step in zip(asked, steps, strict=True):
+        for (one, turns, request), step in zip(asked, steps, strict=True):
+            if step is None:
+                on.append((one, turns, request))
+                continue
             try:
                 on.append((one, turns, turns.send(step)))
             except StopIteration:
@@ -204,9 +207,10 @@ def side_by_side(policy: Policy, waiting: Sequence[tuple[_T, Turns]], width: int
         asked = on
 
 
-def _steps(policy: Policy, requests: Sequence[PolicyRequest]) -> list[Step]:
-    """All at once, if the policy can; a search takes one after the other, and its order decides nothing."""
-    at_once: Callable[[Sequence[PolicyRequest]], list[Step]] | None = getattr(policy, "steps", None)
+def _steps(policy: Policy, requests: Sequence[PolicyRequest]) -> list[Step | None]:
+    """All at once, if the policy can, which may leave some for the next time; a search takes one after the other, and
+    its order decides nothing."""
+    at_once: Callable[[Sequence[PolicyRequest]], list[Step | None]] | None = getattr(policy, "steps", None)
     if at_once is not None:
         return at_once(requests)
     if policy.is_search or len(requests) == 1:

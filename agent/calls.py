@@ -110,7 +110,7 @@ def run(prepared: Prepared, toolbox: Toolbox, task: Task, families: Mapping[str,
     """Runs a prepared call. Anything but ``submit``, which the loop handles."""
     arguments = prepared.arguments
     if prepared.name == "list_families":
-        return Ran(_list_families(families, task))
+        return Ran(_list_families(families, task, toolbox.info.sm_count))
     if isinstance(arguments, ReadSourceArguments):
         return Ran(_read_source(prepared, arguments, families))
     variant = prepared.variant
@@ -140,9 +140,9 @@ def look_up(arguments: DocsArguments, documents: Documents | None) -> Ran:
     return Ran(documents.answer(arguments))
 
 
-def _list_families(families: Mapping[str, Family], task: Task) -> str:
+def _list_families(families: Mapping[str, Family], task: Task, sm_count: int) -> str:
     found = [
-        family_text(family, len(accepted_plans({name: family}, task)))
+        family_text(family, len(accepted_plans({name: family}, task, sm_count)))
         for name, family in families.items()
         if family.op == task.op
     ]

@@ -209,7 +209,7 @@ def _report(certificate: Certificate, found: Agreement | None, json_output: bool
     counts = entry_counts(certificate.entries)
     if counts["rejected"] or (found is not None and not found.agrees):
         return EXIT_REJECTED
-    return EXIT_ERROR if counts["incomplete"] else EXIT_OK
+    return EXIT_ERROR if counts["incomplete"] or not certificate.complete else EXIT_OK
 
 
 def _table(certificate: Certificate) -> Table:
@@ -236,7 +236,10 @@ def _lines(certificate: Certificate, found: Agreement | None) -> Iterator[str]:
 
     device = certificate.device
     yield f"{device.label}; {certificate.settings.warm_s:g} s warm-up, {certificate.settings.timed_s:g} s timed"
-    yield ", ".join(f"{count} {name}" for name, count in entry_counts(certificate.entries).items() if count)
+    counted = [f"{count} {name}" for name, count in entry_counts(certificate.entries).items() if count]
+    if not certificate.complete:
+        counted.append(f"it broke off: {len(certificate.entries)} of {certificate.wanted} kernels are in it")
+    yield ", ".join(counted)
     for mode in certificate.settings.modes:
         ratios = [ratio for e in certificate.entries if (ratio := e.ratio(mode)) is not None]
         if ratios:

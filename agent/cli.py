@@ -62,7 +62,7 @@ def optimize(
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
     ] = None,
     evaluations: Annotated[
-        int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 256: every plan of the families).")
+        int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 320: every plan of the families).")
     ] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
     usd: Annotated[

@@ -104,7 +104,8 @@ def split_operand(text: str, default_db: Path | None) -> tuple[Path, str]:
 def read_side(path: Path, config: str) -> Side:
     """The rows of one configuration. Raises UsageError with one sentence for a database without, or with several."""
     if not path.is_file():
-        raise UsageError(f"there is no database {path}")
+        hint = "" if config or path.suffix else "; for a configuration, name its database: --db FILE"
+        raise UsageError(f"there is no database {path}{hint}")
     with Store(path) as store:
         rows = stored_rows(store, any_protocol=True)
         if not rows:

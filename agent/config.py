@@ -93,7 +93,7 @@ class BudgetSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    evaluations: int = Field(default=256, ge=1, le=10**6, description="New variants, whether they pass or not.")
+    evaluations: int = Field(default=320, ge=1, le=10**6, description="New variants, whether they pass or not.")
     wall_s: float | None = Field(default=None, gt=0, le=1e8, description="Seconds at work, pauses not counted.")
     tokens: int | None = Field(default=None, gt=0, le=10**12, description="Input and output of a language model.")
     usd: float | None = Field(default=None, gt=0, le=1e6, description="By the price table in configs/policy.yaml.")

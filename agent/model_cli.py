@@ -78,8 +78,8 @@ def rank(
         from tools.hgemm import hgemm, parse_shape
 
         task = hgemm(*parse_shape(shape))
-        plans = [v.plan for v in accepted_plans(load_families(), task) if v.plan is not None]
         fitted = _fitted()
+        plans = [v.plan for v in accepted_plans(load_families(), task, fitted.gpu.sm_count) if v.plan is not None]
         ranked = model.rank(plans, task, fitted.gpu, fitted.constants)
         floor = model.floor_us(task, fitted.gpu, fitted.constants)
         if json_output:

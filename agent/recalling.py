@@ -65,7 +65,11 @@ class Memory:
                     known = near[task.task_id].times_us if task.task_id in near else {}
                     near[task.task_id] = Measured(task, {**known, **times})
         closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:NEAR]
-        plans = [v.plan for v in accepted_plans(dict(deps.families), deps.task) if v.plan is not None]
+        plans = [
+            v.plan
+            for v in accepted_plans(dict(deps.families), deps.task, deps.toolbox.info.sm_count)
+            if v.plan is not None
+        ]
         return shortlist(expected(plans, deps.task, deps.toolbox.info, closest), own_keys)
 
     def _own(self, own_keys: Sequence[str]) -> list[Tried]:

@@ -210,10 +210,11 @@ def _template(settings: BaseSettings, tokenizer: Any) -> str | None:
 def _converted(home: Path) -> Path:
     """The package's GGUF as a folder of safetensors, made once: loading that takes a second, converting twenty."""
     folder = home / "models" / _FOLDER
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() and _ends_turns(folder):
         return folder
     package = _packaged()
     with _sentences("the default base"):
+        shutil.rmtree(folder, ignore_errors=True)
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".new-"))
         try:
@@ -223,6 +224,19 @@ def _converted(home: Path) -> Path:
         finally:
             shutil.rmtree(new, ignore_errors=True)
     return folder
+
+
+def _ends_turns(folder: Path) -> bool:
+    """Whether the tokenizer's end token is the model's. Conversions by some releases of transformers, before we set it
+    ourselves, had another, and no turn of theirs would end."""
+    try:
+        wanted = json.loads((folder / "config.json").read_text(encoding="utf-8"))["eos_token_id"]
+        named = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))["eos_token"]
+        added = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    end = named["content"] if isinstance(named, dict) else named
+    return any(token["content"] == end and token["id"] == wanted for token in added)
 
 
 def _packaged() -> Path:

@@ -109,7 +109,7 @@ class LocalPolicy:
     def _allowed(self, request: PolicyRequest) -> Allowed:
         task_id = request.task.task_id
         if task_id not in self._options:
-            found = accepted_plans(self._families, request.task)
+            found = accepted_plans(self._families, request.task, request.device.sm_count)
             self._options[task_id] = options(v.plan for v in found if v.plan is not None)
         return allowed_calls(request, self._options[task_id])
 

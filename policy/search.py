@@ -65,7 +65,7 @@ class SearchPolicy:
         return
 
     def step(self, request: PolicyRequest) -> Step:
-        plans = self._accepted(request.task)
+        plans = self._accepted(request.task, request.device.sm_count)
         seen = {trial.key for trial in request.trials}
         unseen = [plan for plan in plans if plan.plan_id not in seen]
         wanted = min(self._settings.batch, request.evaluations_left, len(unseen))
@@ -79,9 +79,9 @@ class SearchPolicy:
         calls = tuple(_evaluate(plan, len(request.trials) + i) for i, plan in enumerate(chosen))
         return Step(role="assistant", text=f"{self.name}: {len(calls)} plans", tool_calls=calls, stop="tool_calls")
 
-    def _accepted(self, task: Task) -> tuple[Plan, ...]:
+    def _accepted(self, task: Task, sm_count: int) -> tuple[Plan, ...]:
         if task.task_id not in self._plans:
-            found = (variant.plan for variant in accepted_plans(self._families, task))
+            found = (variant.plan for variant in accepted_plans(self._families, task, sm_count))
             self._plans[task.task_id] = tuple(plan for plan in found if plan is not None)
         return self._plans[task.task_id]
 

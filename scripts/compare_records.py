@@ -1,6 +1,6 @@
 """How far two record files agree on what both measured: two runs, two hosts, or candidates one by one and together.
 
-    python scripts/compare_records.py A.sqlite B.sqlite [--json]
+    python scripts/compare_records.py h200 B.sqlite [--json]      # h200: the packaged record
 
 By mode and budget, over every candidate at every shape that both timed: B's ratio against auto-tuned cuBLASLt (the
 better of NN and TN) over A's, less 1. And the libraries' own times, B's over A's.
@@ -18,6 +18,7 @@ from pathlib import Path
 from tools.device import DeviceBroken
 from tools.record_file import RecordReader
 from tools.records import BUDGETS, MODES
+from tools.replay import default_path
 
 Off = dict[str, list[tuple[float, str]]]
 
@@ -44,7 +45,13 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        found = compare(*(RecordReader(path) for path in options.files))
+        a, b = (RecordReader(default_path() if str(path) == "h200" else path) for path in options.files)
+        if (a.device.name, a.protocol_version) != (b.device.name, b.protocol_version):
+            sys.exit(
+                f"error: {a.device.name}, protocol {a.protocol_version} and {b.device.name}, protocol "
+                f"{b.protocol_version} do not compare"
+            )
+        found = compare(a, b)
     except DeviceBroken as error:
         sys.exit(f"error: {error}")
     summary = {}

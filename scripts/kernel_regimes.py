@@ -7,11 +7,13 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from tools.device import DeviceBroken
 from tools.families import accepted_plans, load_families
 from tools.records import HEADLINE_REFERENCE, ProfileResult, Task, Variant
 from tools.replay import ReplayDevice
@@ -21,7 +23,12 @@ REGIMES = ("tiny", "launch-bound", "few-tiles", "memory-bound", "compute-short",
 
 
 def main() -> None:
-    device = ReplayDevice(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, nargs="?", help="default: the packaged H200's")
+    try:
+        device = ReplayDevice(parser.parse_args().record)
+    except DeviceBroken as error:
+        sys.exit(f"error: {error}")
     families = load_families()
     alone: dict[tuple[str, str], list[float]] = defaultdict(list)
     shapes: Counter[str] = Counter()
@@ -34,7 +41,7 @@ def main() -> None:
         shapes[name] += 1
         best: dict[str, float] = {}
         final: list[tuple[float, Variant, Task]] = []
-        for variant in accepted_plans(families, task):
+        for variant in accepted_plans(families, task, device.info.sm_count):
             assert variant.plan is not None
             screened = device.time(variant, task, "offline", "screen").row(HEADLINE_REFERENCE)
             if screened is not None:

@@ -7,20 +7,29 @@ Times are those of the worker, as every result carries them (``elapsed_s``); the
 
 from __future__ import annotations
 
+import argparse
 import sqlite3
 import statistics
 import sys
 from math import prod
 from pathlib import Path
 
+from tools.device import DeviceBroken
 from tools.paths import records_dir
+from tools.record_file import RecordReader
 from tools.records import Task
 
 SMALL_MNK = 2**33
 
 
 def main() -> None:
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else records_dir() / "h200.sqlite"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, nargs="?", default=records_dir() / "h200.sqlite")
+    path = parser.parse_args().record
+    try:
+        RecordReader(path).close()
+    except DeviceBroken as error:
+        sys.exit(f"error: {error}")
     db = sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)
     mnk = {
         number: prod(Task.from_json(text).dims.values()) for number, text in db.execute("SELECT id, task FROM tasks")

@@ -13,14 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import sqlite3
+import sys
 import zlib
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 
+from tools.device import DeviceBroken
 from tools.hgemm import grid, hgemm
 from tools.paths import records_dir
+from tools.record_file import RecordReader
 from tools.records import MODES, Task
 from tools.shapes import floor_us
 
@@ -96,6 +99,10 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--server-top", type=int, default=3)
     options = parser.parse_args()
+    try:
+        RecordReader(options.record).close()
+    except DeviceBroken as error:
+        sys.exit(f"error: {error}")
     db = sqlite3.connect(f"file:{options.record}?mode=ro&immutable=1", uri=True)
     floors = {number: floor_us(Task.from_json(text)) for number, text in db.execute("SELECT id, task FROM tasks")}
     found = samples(db)

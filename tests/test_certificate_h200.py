@@ -32,4 +32,5 @@ def test_the_record_says_the_same() -> None:
     keys = [(entry.task.task_id, entry.variant_key) for entry in CERTIFICATE.entries]
     found = agreement(of_recording(records_dir() / "h200.sqlite", keys), CERTIFICATE, slack=0.02)
     assert len(found.differences) == 20 * 2 * 8
+    # Both files are what they are: three ratios of two shapes, docs/sweeps.md names them.
     assert len(found.disagreeing) <= 3, [f"{d.shape} {d.mode} {d.reference}" for d in found.disagreeing]

@@ -366,6 +366,11 @@ def test_certify_then_against_with_exit_codes(cli: CliRunner, recording: Path, t
     assert document["certificate"]["sha256"] == certify_record.read(Path(bad)).sha256
     wide = cli.invoke(app, ["certify", "--compare-only", bad, "--against", old, "--slack", "0.1"])
     assert wide.exit_code == 0 and "slack 10 %" in wide.stdout
+    whole = certify_record.read(Path(old))
+    half = whole.model_copy(update={"entries": whole.entries[:1]}).signed()
+    (tmp_path / "half.json").write_text(half.to_json())
+    broken = cli.invoke(app, ["certify", "--compare-only", str(tmp_path / "half.json"), "--against", old])
+    assert broken.exit_code == 1 and "it broke off: 1 of 2 kernels are in it" in broken.stdout
     recorded = cli.invoke(app, ["certify", "--compare-only", bad, "--against", str(recording)])
     assert recorded.exit_code == 2 and "before" in recorded.stdout
 

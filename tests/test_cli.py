@@ -19,10 +19,11 @@ from agent.config import load_settings, parse_assignment
 from agent.devices import check_fits
 from agent.errors import UsageError
 from tools import recording
-from tools.families import load_families
+from tools.families import accepted_plans, load_families
 from tools.families import plans as plans_of
 from tools.hgemm import hgemm
 from tools.records import MODES, Reason, Status, Task, Variant
+from tools.shapes import spread
 from tools.visible_gpus import VisibleGpu
 
 KERNEL = 'extern "C" __global__ void gemm(const void* A, const void* B, void* C) {}\n'
@@ -240,7 +241,13 @@ def test_one_precedence(tmp_path: Path) -> None:
     found = load_settings(file, environ, {"budget.evaluations": 3})
     assert (found.budget.evaluations, found.budget.wall_s, found.budget.tokens) == (3, 20.0, 100)
     assert found.session.task == hgemm(64, 64, 128) and found.session.top_k == 3
-    assert load_settings(None, {}).budget.evaluations == 256
+    assert load_settings(None, {}).budget.evaluations == 320
+
+
+def test_the_default_budget_holds_every_plan_of_any_shape() -> None:
+    families = load_families()
+    most = max(len(accepted_plans(families, hgemm(*shape))) for shape in spread(64))
+    assert 200 < most <= load_settings(None, {}).budget.evaluations
 
 
 def test_environment_mistakes_name_the_variable() -> None:

@@ -199,3 +199,17 @@ def test_steps_are_tool_calls_like_a_models() -> None:
     step = SearchPolicy(PolicySettings(), toy_families()).step(request([], 4, 0))
     assert isinstance(step, Step) and step.stop == "tool_calls"
     assert len({c.call_id for c in step.tool_calls}) == 4
+
+
+@pytest.mark.parametrize("method", ["tpe", "random"])
+def test_what_a_smaller_gpu_cannot_hold_is_not_proposed(method: str) -> None:
+    """`wgmma_splitk` takes two tiles for each SM at most: on fewer SMs, fewer shapes."""
+    families, task = load_families(), hgemm(4096, 128, 2048)
+    of_family = {"wgmma_splitk": families["wgmma_splitk"]}
+    proposed = {}
+    for sm_count in (132, 80):
+        info = DEVICE.info.model_copy(update={"sm_count": sm_count})
+        asked = request([], 10**6, 0, task).model_copy(update={"device": info})
+        step = SearchPolicy(PolicySettings(batch=256), of_family, method).step(asked)
+        proposed[sm_count] = {str(call.arguments) for call in step.tool_calls}
+    assert proposed[80] < proposed[132] and len(proposed[80]) >= 1

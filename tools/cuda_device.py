@@ -181,7 +181,7 @@ class CudaDevice:
         jobs: list[tuple[Variant, Task, Path]] = []
         for variant, task in pairs:
             compiled = self.compile(variant)
-            if (why := accepts(variant, task)) is not None:
+            if (why := accepts(variant, task, self.info.sm_count)) is not None:
                 results.append(
                     ProfileResult(
                         status=Status.FAILED,

@@ -1,6 +1,6 @@
 """The analytical model of HGEMM plans: which will be quick at a shape, and how quick anything could be. Pure.
 
-``rank`` orders some 250 plans in about 2 ms. Constants were fitted to measurements of one H200 (configs/model.yaml says
+``rank`` orders some 270 plans in about 2 ms. Constants were fitted to measurements of one H200 (configs/model.yaml says
 which), hot L2, graph replay; on another GPU only SM count and L2 size are exchanged, so trust the order less and the
 microseconds not at all. Never reported as a measurement. HGEMM only.
 """

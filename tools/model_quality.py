@@ -64,7 +64,7 @@ def measured(records: Records, families: dict[str, Family]) -> tuple[list[Measur
     found, partial = [], 0
     for task in records.tasks():
         plans, ratios, refs = [], [], []
-        accepted = [(v, v.plan) for v in accepted_plans(families, task) if v.plan is not None]
+        accepted = [(v, v.plan) for v in accepted_plans(families, task, records.device.sm_count) if v.plan is not None]
         for variant, plan in accepted:
             known = records.is_of(variant)  # an edited source has no times yet
             timing = records.timed(plan.plan_id, task.task_id, "offline", "screen") if known else None

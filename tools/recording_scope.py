@@ -92,7 +92,10 @@ def jobs(
     if given is None:
         every = dict(families)
         promising = None if scope.plans is None else _Promising(families, scope.plans, info, timed)
-        given = {task.task_id: promising.at(task) if promising else accepted_plans(every, task) for task in tasks}
+        given = {
+            task.task_id: promising.at(task) if promising else accepted_plans(every, task, info.sm_count)
+            for task in tasks
+        }
     wanted = {task.task_id: tuple(given[task.task_id]) for task in tasks}
     plans = {variant.key: variant for variants in wanted.values() for variant in variants}
     writer.check_contents(plans.values())
@@ -150,7 +153,7 @@ class _Promising:
         for index in ranking:
             key, variant, plan = of_op[index]
             wanted = places or plan.family not in led or (task.task_id, key) in self._timed
-            if wanted and accepts(variant, task) is None:
+            if wanted and accepts(variant, task, self._info.sm_count) is None:
                 chosen.add(key)
                 led.add(plan.family)
                 places = max(0, places - 1)

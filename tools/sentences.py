@@ -81,13 +81,21 @@ def _stalled(stalls: Mapping[str, float]) -> str:
     )
 
 
+def _of_limit(metrics: Mapping[str, float]) -> str:
+    """ncu samples the occupancy: of a short kernel it can come out above what the launch allows."""
+    if "occupancy_limit_pct" not in metrics:
+        return ""
+    if metrics["occupancy_pct"] >= metrics["occupancy_limit_pct"]:
+        return ", all that registers and shared memory allow"
+    return f" of at most {metrics['occupancy_limit_pct']:.0f} %"
+
+
 def _shape(metrics: Mapping[str, float]) -> str:
     parts = []
     if "registers" in metrics:
         parts.append(f"{metrics['registers']:.0f} registers a thread")
     if "occupancy_pct" in metrics:
-        limit = f" of at most {metrics['occupancy_limit_pct']:.0f} %" if "occupancy_limit_pct" in metrics else ""
-        parts.append(f"occupancy {metrics['occupancy_pct']:.0f} %{limit}")
+        parts.append(f"occupancy {metrics['occupancy_pct']:.0f} %{_of_limit(metrics)}")
     waves = metrics.get("waves")
     if waves is not None:
         if waves < 1:

@@ -88,7 +88,7 @@ class Shelf:
 
     def plans(self, task: Task) -> Sequence[Plan]:
         if task.task_id not in self._plans:
-            found = accepted_plans(self._families, task)
+            found = accepted_plans(self._families, task, self.device.sm_count)
             self._plans[task.task_id] = [v.plan for v in found if v.plan is not None]
         return self._plans[task.task_id]
 

@@ -24,9 +24,6 @@ static float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 template <class T> static T __shfl_sync(unsigned, T value, int) { return value; }
 static void __syncwarp() {}
 static void __syncthreads();
-static unsigned __float_as_uint(float x) { unsigned u; memcpy(&u, &x, 4); return u; }
-static float __uint_as_float(unsigned u) { float x; memcpy(&x, &u, 4); return x; }
-static unsigned long long __umul64hi(unsigned long long, unsigned long long) { abort(); }
 using std::max, std::min;
 #define CHECK(x) do { if (!(x)) { printf("line %d: %s\n", __LINE__, #x); fflush(stdout); _exit(1); } } while (0)
 
@@ -78,7 +75,6 @@ static void tma_load(unsigned dst, const TensorMap* map, int x, int y, unsigned 
 }
 struct Operand { unsigned address; std::pair<int, int> box; };
 static thread_local std::vector<Operand> unread[2];  // by wgmmas of the batch that is open, and of the one before it
-static thread_local unsigned wgmmas;
 static std::pair<int, int> read_box(unsigned address) {
   std::lock_guard<std::mutex> guard(lock);
   const auto found = std::prev(boxes.upper_bound(address));

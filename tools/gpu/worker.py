@@ -198,7 +198,8 @@ def answer(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
         if handler is None:
             return {"broken": f"the worker does not know the request '{op}'", "restart": False}
         if "variant" in request:
-            refusal = accepts(Variant.model_validate(request["variant"]), Task.model_validate(request["task"]))
+            variant, task = Variant.model_validate(request["variant"]), Task.model_validate(request["task"])
+            refusal = accepts(variant, task, worker.gpu.sm_count)
             if refusal is not None:
                 failed = _failed(request, Reason.NOT_ACCEPTED, refusal)
                 return {"record": failed.model_dump(mode="json"), "restart": False}

@@ -89,7 +89,8 @@ class Farm:
         now = time.monotonic()
         if now - self._workers[0] < 1.0:
             return self._workers[1]
-        found = self._client.scheduler_info(n_workers=-1)["workers"]
+        # Not Client.scheduler_info: a summary without workers may take the place of what it fetched before it returns.
+        found = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
         usable = [address for address, facts in found.items() if facts.get("resources", {}).get("GPU")]
         self._workers = (now, [address for address in usable if address not in self._retired])
         return self._workers[1]
@@ -216,7 +217,7 @@ def open_farm(place: Place, spool: Spool, tools: Tools, name: str) -> Iterator[F
         stack.callback(_unregister, client, name, place)
         if not farm.workers():
             raise SweepError(
-                f"no worker at {_address(place)} has the resource GPU: start each with --nthreads 1 --resources GPU=1"
+                f"no worker {_of(place)} has the resource GPU: start each with --nthreads 1 --resources GPU=1"
             )
         yield farm
 
@@ -412,6 +413,10 @@ def _environment(spec: str) -> dict[str, str]:
     if visible and ordinal >= len(visible):
         raise SweepError(f"there is no {spec}: CUDA_VISIBLE_DEVICES names {len(visible)}")
     return {"CUDA_VISIBLE_DEVICES": visible[ordinal] if visible else str(ordinal)}
+
+
+def _of(place: Place) -> str:
+    return f"at {_address(place)}" if place.scheduler_file or place.scheduler else _address(place)
 
 
 def _address(place: Place) -> str:

@@ -16,7 +16,7 @@ pytest.importorskip("distributed")
 
 from agent.sweep import Driver, Outcome, Sweep, keep, same_device
 from agent.sweep_cell import Cell, CellResult, Workshop, run_cell
-from agent.sweep_farm import Finished, Place
+from agent.sweep_farm import Farm, Finished, Place
 from agent.sweep_journal import Spool, SweepError
 from agent.sweep_progress import Progress
 from agent.sweep_rows import SweepRow, stored_rows
@@ -293,3 +293,24 @@ def test_progress_says_how_far_how_good_and_what_failed(ground: Ground, capsys: 
     best = sum(row.modes[0].ratio for row in timed) / 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"3/3 shapes, best mean so far {best:.3f}x of cuBLASLt; failures: 1 shapes without a kernel")
+
+
+def test_workers_are_asked_of_the_scheduler_and_not_of_a_cache_without_them() -> None:
+    """Dask's client keeps a summary that names no worker, and may write it over an answer that is being returned."""
+
+    class Scheduler:
+        def identity(self, n_workers: int) -> dict[str, Any]:
+            facts = {"tcp://a:1": {"resources": {"GPU": 1.0}}, "tcp://b:1": {"resources": {}}}
+            return {"workers": facts if n_workers == -1 else {}}
+
+    class Client:
+        scheduler = Scheduler()
+
+        def sync(self, function: Callable[..., Any], **given: Any) -> Any:
+            return function(**given)
+
+        def scheduler_info(self, n_workers: int = -1) -> dict[str, Any]:
+            return {"workers": {}}
+
+    farm = Farm(Client(), "sweep", Place(), None)  # type: ignore[arg-type]
+    assert farm.workers() == ["tcp://a:1"]

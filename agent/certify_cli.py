@@ -68,9 +68,10 @@ def certify(
         from agent import certify_record
         from agent.certify_against import agreement
         from tools.families import load_families
+        from tools.replay import path_of
 
         families = load_families()
-        against = _recording(str(against)) if against is not None else None
+        against = path_of(against) if against is not None else None
         if compare_only is not None:
             if against is None:
                 raise UsageError("--compare-only needs --against, the certificate to compare with")
@@ -136,13 +137,14 @@ def _candidates(
     from agent import certify_inputs as inputs
     from agent import certify_record
     from tools.paths import home_dir
+    from tools.replay import path_of
 
     if sum(given is not None for given in (db, plans, records)) > 1:
         raise UsageError("give one of --db, --plans and --records: where the kernels come from")
     if plans is not None:
         return inputs.of_plans(plans, families), f"plans {plans.name}"
     if records is not None:
-        path = _recording(records)
+        path = path_of(records)
         return inputs.of_recording(path, families), f"recording {path.name}"
     if db is None and against is not None:
         if is_recording(against):
@@ -178,12 +180,6 @@ def is_recording(path: Path) -> bool:
             return file.read(15) == b"SQLite format 3"
     except OSError:
         return False  # the reader of certificates says what is wrong
-
-
-def _recording(name: str) -> Path:
-    from tools.paths import records_dir
-
-    return records_dir() / "h200.sqlite" if name == "h200" else Path(name)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------

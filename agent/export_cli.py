@@ -103,10 +103,10 @@ def _synthesised(name: str, recipe: Recipe) -> Iterator[Row]:
     from agent.config import load_settings
     from tools.families import load_families
     from tools.record_file import RecordReader
-    from tools.replay import default_path
+    from tools.replay import path_of
     from training.synthesise import synthesise
 
-    records = RecordReader(default_path() if name == "h200" else Path(name))
+    records = RecordReader(path_of(name))
     try:
         loaded = load_settings(None, os.environ)
         yield from synthesise(records, load_families(), recipe, loaded.reward, loaded.memory)

@@ -74,12 +74,12 @@ def rank(
     """
     with guarded():
         from tools import model
-        from tools.families import accepted_plans, load_families
+        from tools.families import load_families, plans_taking
         from tools.hgemm import hgemm, parse_shape
 
         task = hgemm(*parse_shape(shape))
         fitted = _fitted()
-        plans = [v.plan for v in accepted_plans(load_families(), task, fitted.gpu.sm_count) if v.plan is not None]
+        plans = plans_taking(load_families(), task, fitted.gpu.sm_count)
         ranked = model.rank(plans, task, fitted.gpu, fitted.constants)
         floor = model.floor_us(task, fitted.gpu, fitted.constants)
         if json_output:

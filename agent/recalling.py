@@ -23,7 +23,7 @@ from memory.exemplars_read import (
     tried_record,
 )
 from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
-from tools.families import accepted_plans
+from tools.families import plans_taking
 from tools.record_file import RecordReader, Records
 from tools.records import CompileResult, Evaluation, Status, Task, Variant
 from tools.replay import default_path
@@ -65,11 +65,7 @@ class Memory:
                     known = near[task.task_id].times_us if task.task_id in near else {}
                     near[task.task_id] = Measured(task, {**known, **times})
         closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:NEAR]
-        plans = [
-            v.plan
-            for v in accepted_plans(dict(deps.families), deps.task, deps.toolbox.info.sm_count)
-            if v.plan is not None
-        ]
+        plans = plans_taking(deps.families, deps.task, deps.toolbox.info.sm_count)
         return shortlist(expected(plans, deps.task, deps.toolbox.info, closest), own_keys)
 
     def _own(self, own_keys: Sequence[str]) -> list[Tried]:

@@ -24,7 +24,7 @@ from policy.compact import compact_steps, compact_tools
 from policy.grammar import Allowed, Option, allowed_calls, options
 from policy.settings import PolicySettings
 from tools.extras import install_command
-from tools.families import accepted_plans
+from tools.families import plans_taking
 from tools.paths import home_dir
 from tools.proc import Child
 from tools.records import Family, SampledTokens, Step, Usage, content_hash
@@ -109,8 +109,7 @@ class LocalPolicy:
     def _allowed(self, request: PolicyRequest) -> Allowed:
         task_id = request.task.task_id
         if task_id not in self._options:
-            found = accepted_plans(self._families, request.task, request.device.sm_count)
-            self._options[task_id] = options(v.plan for v in found if v.plan is not None)
+            self._options[task_id] = options(plans_taking(self._families, request.task, request.device.sm_count))
         return allowed_calls(request, self._options[task_id])
 
     # --- the process ---------------------------------------------------------------------------------------------

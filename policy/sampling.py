@@ -69,9 +69,8 @@ class Sampler:
         self._executor = llguidance.LLExecutor()
         self._matchers: dict[str, Any] = {}
         self._kept = _Kept(KeyValues(self._model))
-        self._begun: dict[
-            tuple[str, tuple[int, ...]], _Turn
-        ] = {}  # by seed and context: turns that were left unfinished
+        #: Turns that were left unfinished, by seed and context.
+        self._begun: dict[tuple[str, tuple[int, ...]], _Turn] = {}
 
     @property
     def tokens_read(self) -> int:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from policy.base import PolicyRequest, Trial
 from policy.settings import PolicySettings
-from tools.families import accepted_plans
+from tools.families import plans_taking
 from tools.model import Ranked, rank
 from tools.model_terms import Constants
 from tools.records import DeviceInfo, Family, Plan, Status, Step, Task, ToolCall, content_hash
@@ -81,8 +81,7 @@ class SearchPolicy:
 
     def _accepted(self, task: Task, sm_count: int) -> tuple[Plan, ...]:
         if task.task_id not in self._plans:
-            found = (variant.plan for variant in accepted_plans(self._families, task, sm_count))
-            self._plans[task.task_id] = tuple(plan for plan in found if plan is not None)
+            self._plans[task.task_id] = tuple(plans_taking(self._families, task, sm_count))
         return self._plans[task.task_id]
 
     def _model_based(

@@ -148,20 +148,18 @@ def screening_together(device: CudaDevice, work: list[tuple[Variant, Task]]) -> 
     """As a recording does it: up to ``TOGETHER`` candidates of a shape share a run, and those of a layout a reference.
     Mean per candidate, over the same work; shapes are set up once more, because their operands have been dropped."""
     screen_s, verify_s, verified = 0.0, 0.0, 0
-    for task, variants in itertools.groupby(work, key=lambda pair: pair[1]):
-        of_shape = [variant for variant, _ in variants]
+    for task, pairs in itertools.groupby(work, key=lambda pair: pair[1]):
+        variants = [variant for variant, _ in pairs]
         device.baselines(task, "offline", "screen")
-        groups = [of_shape[i : i + TOGETHER] for i in range(0, len(of_shape), TOGETHER)]
         for layout in ("kn", "nk"):
-            of_layout = [variant for variant in of_shape if variant.b_layout == layout]
-            for start in range(0, len(of_layout), TOGETHER):
+            for group in _groups([variant for variant in variants if variant.b_layout == layout]):
                 started = time.monotonic()
-                found = device.verify_many(of_layout[start : start + TOGETHER], task, "quick")
+                found = device.verify_many(group, task, "quick")
                 if prod(task.dims.values()) <= SMALL_MNK:
                     verify_s += time.monotonic() - started
-                    verified += len(of_layout[start : start + TOGETHER])
+                    verified += len(group)
                 assert found is not None and all(result.ok for result in found)
-        for group in groups:
+        for group in _groups(variants):
             started = time.monotonic()
             timed = device.time_many(group, task, "offline", "screen")
             screen_s += time.monotonic() - started
@@ -170,6 +168,10 @@ def screening_together(device: CudaDevice, work: list[tuple[Variant, Task]]) -> 
     if verified:
         figures["together_verify_quick_ms_mean_to_2_33"] = 1e3 * verify_s / verified
     return figures
+
+
+def _groups(variants: list[Variant]) -> list[list[Variant]]:
+    return [variants[i : i + TOGETHER] for i in range(0, len(variants), TOGETHER)]
 
 
 def full(

@@ -18,7 +18,7 @@ from pathlib import Path
 from tools.device import DeviceBroken
 from tools.record_file import RecordReader
 from tools.records import BUDGETS, MODES
-from tools.replay import default_path
+from tools.replay import path_of
 
 Off = dict[str, list[tuple[float, str]]]
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     try:
-        a, b = (RecordReader(default_path() if str(path) == "h200" else path) for path in options.files)
+        a, b = (RecordReader(path_of(path)) for path in options.files)
         if (a.device.name, a.protocol_version) != (b.device.name, b.protocol_version):
             sys.exit(
                 f"error: {a.device.name}, protocol {a.protocol_version} and {b.device.name}, protocol "

@@ -15,16 +15,16 @@ from math import prod
 from pathlib import Path
 
 from tools.device import DeviceBroken
-from tools.paths import records_dir
 from tools.record_file import RecordReader
 from tools.records import Task
+from tools.replay import default_path
 
 SMALL_MNK = 2**33
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path, nargs="?", default=records_dir() / "h200.sqlite")
+    parser.add_argument("record", type=Path, nargs="?", default=default_path())
     path = parser.parse_args().record
     try:
         RecordReader(path).close()

@@ -22,9 +22,9 @@ import numpy as np
 
 from tools.device import DeviceBroken
 from tools.hgemm import grid, hgemm
-from tools.paths import records_dir
 from tools.record_file import RecordReader
 from tools.records import MODES, Task
+from tools.replay import default_path
 from tools.shapes import floor_us
 
 #: Of a request, outside the worker: measured from end to end on the H200's host (README, "How long the gate takes").
@@ -94,7 +94,7 @@ def seconds(fits: dict[str, Fit], floors: list[float], plans: int, top: int, ser
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("record", type=Path, nargs="?", default=records_dir() / "h200.sqlite")
+    parser.add_argument("record", type=Path, nargs="?", default=default_path())
     parser.add_argument("--plans", type=int, default=26, help="plans a shape, leaders of families included")
     parser.add_argument("--top", type=int, default=5)
     parser.add_argument("--server-top", type=int, default=3)

@@ -191,10 +191,15 @@ def _variants(family_json: str) -> tuple[Variant, ...]:
     return tuple(render(family, plan) for plan in plans(family))
 
 
-def accepted_plans(families: dict[str, Family], task: Task, sm_count: int = _SM_COUNT) -> list[Variant]:
+def accepted_plans(families: Mapping[str, Family], task: Task, sm_count: int = _SM_COUNT) -> list[Variant]:
     """Every plan of every family that takes this task's shape on a GPU of so many SMs (an H200's 132), rendered."""
     found = []
     for family in families.values():
         if family.op == task.op:
             found += [v for v in _variants(family.to_json()) if accepts(v, task, sm_count) is None]
     return found
+
+
+def plans_taking(families: Mapping[str, Family], task: Task, sm_count: int) -> list[Plan]:
+    """Those of ``accepted_plans`` as plans, in the same order."""
+    return [v.plan for v in accepted_plans(families, task, sm_count) if v.plan is not None]

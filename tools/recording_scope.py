@@ -90,10 +90,9 @@ def jobs(
     timed = {(task_id, key) for task_id, key, mode in writer.timed_keys("screen") if mode == "offline"}
     timed |= writer.failed_timings()
     if given is None:
-        every = dict(families)
         promising = None if scope.plans is None else _Promising(families, scope.plans, info, timed)
         given = {
-            task.task_id: promising.at(task) if promising else accepted_plans(every, task, info.sm_count)
+            task.task_id: promising.at(task) if promising else accepted_plans(families, task, info.sm_count)
             for task in tasks
         }
     wanted = {task.task_id: tuple(given[task.task_id]) for task in tasks}

@@ -38,6 +38,11 @@ def default_path() -> Path:
     return records_dir() / "h200.sqlite"
 
 
+def path_of(name: str | Path) -> Path:
+    """Of a record file as people name it: ``h200`` is the packaged one."""
+    return default_path() if str(name) == "h200" else Path(name)
+
+
 class ReplayDevice:
     """A ``tools.device.Device`` over a record file. Thread-safe; a lookup takes some tens of microseconds.
 

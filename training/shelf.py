@@ -11,7 +11,7 @@ from memory.exemplars import MemorySettings
 from memory.exemplars_read import Selection, Tried, nearest, recorded_at, select
 from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
 from policy.compact import compact_prompt
-from tools.families import accepted_plans
+from tools.families import plans_taking
 from tools.model import held_out
 from tools.model_quality import recorded_families
 from tools.record_file import Records
@@ -88,8 +88,7 @@ class Shelf:
 
     def plans(self, task: Task) -> Sequence[Plan]:
         if task.task_id not in self._plans:
-            found = accepted_plans(self._families, task, self.device.sm_count)
-            self._plans[task.task_id] = [v.plan for v in found if v.plan is not None]
+            self._plans[task.task_id] = plans_taking(self._families, task, self.device.sm_count)
         return self._plans[task.task_id]
 
     def reference_us(self, task: Task) -> float | None:

@@ -21,7 +21,7 @@ constexpr u32 CONSUMERS = BM * 2, WARPS = CONSUMERS / 32, THREADS = CONSUMERS + 
 constexpr u32 A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2;
 constexpr u32 FIT = (232448 - 256) / STAGE_BYTES, STAGES = FIT < 8 ? FIT : 8, BARRIER_OFFSET = STAGES * STAGE_BYTES;
 constexpr u32 SMEM_BYTES = BARRIER_OFFSET + 2 * STAGES * 8;
-constexpr u32 CHUNKS = BN / 8;         // of a tile, and of a warpgroup's rows
+constexpr u32 CHUNKS = BN / 8;     // of a tile, and of a warpgroup's rows
 constexpr u32 START = 0xffffffff;  // of the counters
 static_assert(SMEM_BYTES <= 232448 && STAGES >= 3 && BM * BN * 2 <= BARRIER_OFFSET, "shared memory of a block");
 static_assert(BN % (B_NK ? 16 : 64) == 0 && BM % 64 == 0 && BK % 64 == 0, "knobs do not match");

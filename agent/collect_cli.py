@@ -31,6 +31,7 @@ def collect(
     source: Annotated[
         Path | None, typer.Option("--from", metavar="FILE", help="A record file (default: the H200's).")
     ] = None,
+    pruned: Annotated[bool, typer.Option("--pruned", help="Also shapes where only likely plans are recorded.")] = False,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Conversations side by side; hundreds on a GPU.")] = 8,
     jobs: Annotated[
         int, typer.Option(min=1, max=64, help="Processes that share the shapes and the batch, each with a model.")
@@ -66,6 +67,7 @@ def collect(
             memory=loaded.memory,
             source=(source or default_path()).absolute(),
             split=split,
+            pruned=pruned,
             seed=seed,
             groups=groups,
             group_size=group_size,

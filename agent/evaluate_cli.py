@@ -65,6 +65,9 @@ def evaluate_policy(
         list[str] | None,
         typer.Option(metavar="NAME", help="Also this policy without each of these parts, a row each; repeatable."),
     ] = None,
+    pruned: Annotated[
+        bool, typer.Option("--pruned", help="Also shapes where only likely plans are recorded: no regret of these.")
+    ] = False,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Conversations side by side; hundreds on a GPU.")] = 8,
     cache: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What was played (default: evaluations.jsonl in the home).")
@@ -89,7 +92,7 @@ def evaluate_policy(
         from training.evaluate import Plays
         from training.evaluate_cache import appending, read_cells
         from training.evaluate_table import lines, table
-        from training.replaying import in_split, shapes_of
+        from training.replaying import in_split
         from training.shelf import Shelf
 
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
@@ -103,7 +106,7 @@ def evaluate_policy(
             players = _players(names, loaded, families, shelf, left_out, stack)
             players = _ablated(players, ablate or [])
             _start_first(players)
-            shapes = in_split(shapes_of(shelf), split)
+            shapes = in_split(shelf, split, pruned)
             plays = Plays(shelf, families, shapes, told_budgets, range(seeds), loaded.memory, loaded.policy.exemplars)
             path = cache or home_dir() / "evaluations.jsonl"
             known = read_cells(path)

@@ -46,6 +46,9 @@ def export_trajectories(
     ] = False,
     groups: Annotated[int, typer.Option(min=1, max=1000, help="--from-records: groups of a shape.")] = 4,
     group_size: Annotated[int, typer.Option(min=1, max=64, help="--from-records: rollouts of a group.")] = 8,
+    pruned: Annotated[
+        bool, typer.Option("--pruned", help="--from-records: also shapes where only likely plans are recorded.")
+    ] = False,
     seed: Annotated[int, typer.Option(help="--from-records: same seed, same rows.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="The summary as one JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -67,7 +70,7 @@ def export_trajectories(
             _needs_datasets()
         filters = Filters(min_reward, policy or (), _labels(shape or []), _statuses(status or []), compact)
         counts = Counts()
-        recipe = Recipe(seed=seed, groups_per_shape=groups, group_size=group_size)
+        recipe = Recipe(seed=seed, groups_per_shape=groups, group_size=group_size, pruned=pruned)
         with ExitStack() as stack:
             found = _rows(sources or [], from_records, filters, recipe, stack)
             write_rows(out, export(found, filters, counts, _Lines(quiet)))

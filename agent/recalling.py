@@ -22,7 +22,7 @@ from memory.exemplars_read import (
     tried_at,
     tried_record,
 )
-from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
+from memory.shortlist import ASKED, Expected, Measured, expected, measured, shortlist
 from tools.families import plans_taking
 from tools.record_file import RecordReader, Records
 from tools.records import CompileResult, Evaluation, Status, Task, Variant
@@ -57,14 +57,14 @@ class Memory:
         deps = self._deps
         near = {}
         with closing(RecordReader(default_path())) as records:
-            for task in nearest(deps.task, [task.task_id for task in records.tasks()], NEAR):
+            for task in nearest(deps.task, [task.task_id for task in records.tasks()], ASKED):
                 near[task.task_id] = measured(task, recorded_at(records, deps.families, task))
         if deps.settings.memory.earlier_sessions:  # this device's own measurements replace the file's
-            for task in nearest(deps.task, deps.store.task_ids(deps.toolbox.scope), NEAR):
+            for task in nearest(deps.task, deps.store.task_ids(deps.toolbox.scope), ASKED):
                 if times := measured(task, self._tried_at(task, ())).times_us:
                     known = near[task.task_id].times_us if task.task_id in near else {}
                     near[task.task_id] = Measured(task, {**known, **times})
-        closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:NEAR]
+        closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:ASKED]
         plans = plans_taking(deps.families, deps.task, deps.toolbox.info.sm_count)
         return shortlist(expected(plans, deps.task, deps.toolbox.info, closest), own_keys)
 

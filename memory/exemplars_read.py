@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from memory.exemplars import MemorySettings, Scored, choose
-from tools.families import render
+from tools.families import variants
 from tools.gate import Toolbox
 from tools.record_file import Records
 from tools.records import (
@@ -154,16 +154,11 @@ def recorded_at(records: Records, families: Mapping[str, Family], task: Task) ->
     Plans of another revision of a family, or of a source edited since, are left out: what was timed is gone."""
     found = []
     origin = f"{records.device.name}, driver {records.device.driver}"
-    for plan in records.plans():
-        family = families.get(plan.family)
-        if family is None or family.revision != plan.revision:
-            continue
-        key = plan.plan_id
+    of_families = {variant.key: variant for family in families.values() for variant in variants(family)}
+    for key in records.screened(task.task_id):
+        variant = of_families.get(key)
         screen = records.timed(key, task.task_id, "offline", "screen")
-        if screen is None:
-            continue
-        variant = render(family, plan)
-        if not records.is_of(variant):
+        if variant is None or screen is None or not records.is_of(variant):
             continue
         finals = [records.timed(key, task.task_id, mode, "final") for mode in MODES]
         found.append(

@@ -10,7 +10,7 @@ import pytest
 from fakes import ScriptedDevice
 
 from memory.exemplars_read import distance, recorded_at
-from memory.shortlist import LISTED, NEAR, Measured, expected, measured, shortlist
+from memory.shortlist import ASKED, LISTED, NEAR, Measured, expected, measured, shortlist
 from policy.compact import compact_prompt, listed_labels
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
@@ -18,7 +18,7 @@ from tools.model import estimates_us
 from tools.record_file import RecordReader
 from tools.records import Plan
 from tools.replay import default_path
-from training.replaying import shapes_of
+from training.replaying import in_split
 from training.shelf import Shelf
 from training.splits import split_of
 
@@ -45,18 +45,42 @@ def test_without_neighbours_it_is_the_models_order(plans: list[Plan]) -> None:
     assert [one.time_us for one in found] == pytest.approx(sorted(t for t in estimates if np.isfinite(t)))
 
 
+def _us(plan: Plan, *dims: int) -> float:
+    return float(estimates_us([plan], hgemm(*dims), GPU)[0])
+
+
 def test_a_plan_is_corrected_by_how_far_the_model_was_off_for_it_nearby(plans: list[Plan]) -> None:
     """By hand: two shapes, one and three octaves away, where the model was off by 2 and by 3."""
-    near, far = hgemm(2048, 1024, 1024), hgemm(8192, 1024, 1024)
-    there = [float(estimates_us(plans[:1], task, GPU)[0]) for task in (near, far)]
-    key = plans[0].plan_id
-    known = [Measured(near, {key: 2 * there[0]}), Measured(far, {key: 3 * there[1], "another": 1.0})]
-    weights = [math.exp(-1 / 1.5), math.exp(-3 / 1.5), 0.2]
-    factor = math.exp((weights[0] * math.log(2) + weights[1] * math.log(3)) / sum(weights))
-    at = {one.plan.plan_id: one.time_us for one in expected(plans, TASK, GPU, known)}
+    plan = plans[0]
+    near = Measured(hgemm(2048, 1024, 1024), {plan.plan_id: 2 * _us(plan, 2048, 1024, 1024)})
+    far = Measured(hgemm(8192, 1024, 1024), {plan.plan_id: 3 * _us(plan, 8192, 1024, 1024), "another": 1.0})
+    close, distant, prior = math.exp(-1 / 1.5), math.exp(-3 / 1.5), 0.2
+    known = close * math.log(2) + distant * math.log(3)
+    of_family = known / (close + distant + prior)
+    of_plan = (known + prior * of_family) / (close + distant + prior)
+    at = {one.plan.plan_id: one.time_us for one in expected(plans, TASK, GPU, [near, far])}
     plain = {one.plan.plan_id: one.time_us for one in expected(plans, TASK, GPU, [])}
-    assert at[key] == pytest.approx(factor * plain[key])
-    assert all(at[other] == plain[other] for other in plain if other != key)
+    assert at[plan.plan_id] == pytest.approx(math.exp(of_plan) * plain[plan.plan_id])
+    others = [other for other in plans if other.plan_id in plain and other != plan]
+    assert {other.family == plan.family for other in others} == {True, False}
+    for other in others:
+        factor = math.exp(of_family) if other.family == plan.family else 1.0
+        assert at[other.plan_id] == pytest.approx(factor * plain[other.plan_id])
+
+
+def test_a_plan_is_judged_by_the_nearest_shapes_that_measured_it(plans: list[Plan]) -> None:
+    """Most shapes measure a few plans only: those shapes do not stand in the way of further ones that measured this."""
+    plan, other = plans[0], next(one for one in plans if one.family != plans[0].family)
+    silent = [Measured(hgemm(1024, 1024, 1024 + 64 * i), {other.plan_id: 1.0}) for i in range(NEAR + 1)]
+    sizes = [2048 + 64 * i for i in range(NEAR + 1)]
+    telling = [Measured(hgemm(s, 1024, 1024), {plan.plan_id: 2 * _us(plan, s, 1024, 1024)}) for s in sizes[:NEAR]]
+    further = Measured(hgemm(sizes[NEAR], 1024, 1024), {plan.plan_id: 1e3 * _us(plan, sizes[NEAR], 1024, 1024)})
+
+    def at(near: list[Measured]) -> float:
+        return next(one.time_us for one in expected(plans, TASK, GPU, near) if one.plan == plan)
+
+    assert at([*silent, *telling]) == at(telling) > at([])
+    assert at([*telling, further]) == at(telling)
 
 
 def test_what_was_tried_makes_room(plans: list[Plan]) -> None:
@@ -83,14 +107,14 @@ def test_only_what_passed_counts(shelf: Shelf) -> None:
 
 def test_nothing_is_expected_from_held_out_shapes_or_from_the_shape_itself(shelf: Shelf) -> None:
     for task in shelf.records.tasks():
-        near = shelf.near(task, NEAR)
-        assert len(near) == NEAR and task not in near and {split_of(other) for other in near} == {"train"}
+        near = shelf.near(task, ASKED)
+        assert len(near) == ASKED and task not in near and {split_of(other) for other in near} == {"train"}
         assert [distance(task, other) for other in near] == sorted(distance(task, other) for other in near)
 
 
 def test_on_held_out_shapes_it_is_better_than_the_model_alone(shelf: Shelf) -> None:
     regrets: dict[str, list[float]] = {"model": [], "list": []}
-    heldout = [s for s in shapes_of(shelf) if split_of(s.task) == "heldout" and s.is_complete]
+    heldout = in_split(shelf, "heldout")
     for shape in heldout[1::3]:
         alone = expected(shelf.plans(shape.task), shape.task, shelf.device, [])
         for name, ranked in (("model", alone), ("list", shelf.expected(shape.task))):

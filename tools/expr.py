@@ -101,43 +101,87 @@ def evaluate(expr: Expr, env: Mapping[str, int]) -> int:
             raise ExprError(f"{'an integer' if expr.bit_length() > 128 else expr} leaves the 62-bit range")
         return int(expr)
     try:
-        return _value(_parse(expr), env, expr)
+        return _compiled(expr)(env)
     except ZeroDivisionError as error:
         raise ExprError(f"'{expr}' divides by zero") from error
     except RecursionError as error:
         raise ExprError(f"'{expr[:60]}…' is nested too deeply") from error
 
 
-def _value(node: ast.expr, env: Mapping[str, int], text: str) -> int:
+#: Closures, not the tree walked each time: which plans a shape takes is asked some hundred thousand times.
+_Evaluator = Callable[[Mapping[str, int]], int]
+
+
+@lru_cache(maxsize=4096)
+def _compiled(text: str) -> _Evaluator:
+    return _evaluator(_parse(text), text)
+
+
+def _evaluator(node: ast.expr, text: str) -> _Evaluator:
+    def of(part: ast.expr) -> _Evaluator:
+        return _evaluator(part, text)
+
     match node:
         case ast.Constant(value=int(value)):
-            result = value
+            return _in_range(lambda _: value, text)
         case ast.Name(id=name):
-            if name not in env:
-                raise ExprError(f"'{text}' names '{name}', which is not defined; known: {', '.join(sorted(env))}")
-            result = env[name]
+            return _in_range(_named(name, text), text)
         case ast.BinOp(left=left, op=op, right=right):
-            result = _BINARY[type(op)](_value(left, env, text), _value(right, env, text))
-        case ast.UnaryOp(op=op, operand=operand):
-            value = _value(operand, env, text)
-            result = -value if isinstance(op, ast.USub) else int(not value)
-        case ast.BoolOp(op=op, values=values):
-            stop = 0 if isinstance(op, ast.And) else 1
-            result = next((stop for v in values if bool(_value(v, env, text)) == bool(stop)), 1 - stop)
+            return _in_range(_binary(_BINARY[type(op)], of(left), of(right)), text)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            negated = of(operand)
+            return lambda env: -negated(env)
+        case ast.UnaryOp(operand=operand):
+            denied = of(operand)
+            return lambda env: int(not denied(env))
+        case ast.BoolOp(op=ast.And(), values=values):
+            conjuncts = [of(value) for value in values]
+            return lambda env: int(all(one(env) for one in conjuncts))
+        case ast.BoolOp(values=values):
+            disjuncts = [of(value) for value in values]
+            return lambda env: int(any(one(env) for one in disjuncts))
         case ast.Compare(left=left, ops=ops, comparators=rest):
-            result, a = 1, _value(left, env, text)
-            for op_, right_node in zip(ops, rest, strict=True):
-                b = _value(right_node, env, text)
-                if not _COMPARE[type(op_)](a, b):
-                    result = 0
-                    break
-                a = b
+            return _chain(of(left), [(_COMPARE[type(op)], of(right)) for op, right in zip(ops, rest, strict=True)])
         case ast.IfExp(test=test, body=body, orelse=orelse):
-            result = _value(body if _value(test, env, text) else orelse, env, text)
+            condition, yes, no = of(test), of(body), of(orelse)
+            return lambda env: yes(env) if condition(env) else no(env)
         case ast.Call(func=ast.Name(id=name), args=args):
-            result = _FUNCTIONS[name](*(_value(a, env, text) for a in args))
-        case _:  # pragma: no cover - _check admits nothing else
-            raise ExprError(f"'{text}' is not an arithmetic expression")
-    if abs(result) > MAX_VALUE:
-        raise ExprError(f"'{text}' leaves the 62-bit range")
-    return result
+            function, values_of = _FUNCTIONS[name], [of(arg) for arg in args]
+            return _in_range(lambda env: function(*(one(env) for one in values_of)), text)
+    raise ExprError(f"'{text}' is not an arithmetic expression")  # pragma: no cover - _check admits nothing else
+
+
+def _in_range(value_of: _Evaluator, text: str) -> _Evaluator:
+    def checked(env: Mapping[str, int]) -> int:
+        value = value_of(env)
+        if not -MAX_VALUE <= value <= MAX_VALUE:
+            raise ExprError(f"'{text}' leaves the 62-bit range")
+        return value
+
+    return checked
+
+
+def _named(name: str, text: str) -> _Evaluator:
+    def value_of(env: Mapping[str, int]) -> int:
+        if name not in env:
+            raise ExprError(f"'{text}' names '{name}', which is not defined; known: {', '.join(sorted(env))}")
+        return env[name]
+
+    return value_of
+
+
+def _binary(operator: Callable[[int, int], int], left: _Evaluator, right: _Evaluator) -> _Evaluator:
+    return lambda env: operator(left(env), right(env))
+
+
+def _chain(first: _Evaluator, rest: list[tuple[Callable[[int, int], bool], _Evaluator]]) -> _Evaluator:
+    def holds(env: Mapping[str, int]) -> int:
+        a = first(env)
+        for compare, right in rest:
+            b = right(env)
+            if not compare(a, b):
+                return 0
+            a = b
+        return 1
+
+    return holds

@@ -191,12 +191,17 @@ def _variants(family_json: str) -> tuple[Variant, ...]:
     return tuple(render(family, plan) for plan in plans(family))
 
 
+def variants(family: Family) -> tuple[Variant, ...]:
+    """All its plans, rendered once."""
+    return _variants(family.to_json())
+
+
 def accepted_plans(families: Mapping[str, Family], task: Task, sm_count: int = _SM_COUNT) -> list[Variant]:
     """Every plan of every family that takes this task's shape on a GPU of so many SMs (an H200's 132), rendered."""
     found = []
     for family in families.values():
         if family.op == task.op:
-            found += [v for v in _variants(family.to_json()) if accepts(v, task, sm_count) is None]
+            found += [v for v in variants(family) if accepts(v, task, sm_count) is None]
     return found
 
 

@@ -172,6 +172,15 @@ class Records:
         )
         return [(task_id, key, MODES[mode]) for task_id, key, mode in rows]
 
+    def screened(self, task_id: str) -> list[str]:
+        """Keys of plans with an offline timing at screen budget, whatever came of it, in the order of the plans."""
+        rows = self._all(
+            "SELECT p.plan_id FROM timings r JOIN plans p ON p.id = r.plan "
+            "WHERE r.task = ? AND r.mode = ? AND r.budget = ? ORDER BY p.id",
+            (self._task(task_id), MODES.index("offline"), BUDGETS.index("screen")),
+        )
+        return [key for (key,) in rows]
+
     def failed_timings(self) -> set[tuple[str, str]]:
         """(task_id, key) with a timing that failed, in any mode at any budget."""
         rows = self._all(

@@ -28,7 +28,7 @@ from tools.replay import ReplayDevice
 from tools.revision import commit
 from training.collect import Collection, collect
 from training.errors import TrainingError
-from training.replaying import Shape, in_split, shapes_of
+from training.replaying import Shape, in_split
 from training.rows import Row, read_rows
 from training.shelf import Shelf
 
@@ -46,6 +46,7 @@ class Order(BaseModel):
     memory: MemorySettings
     source: Path
     split: str = "train"
+    pruned: bool = False
     seed: int = 0
     groups: int = 4
     group_size: int = 8
@@ -71,7 +72,7 @@ def rows_of(order: Order, secrets: Secrets, tell: Tell) -> Iterator[Row]:
         device = ReplayDevice(order.source)
         stack.callback(device.close)
         shelf = Shelf(device.records, families)
-        shapes = order.own(in_split(shapes_of(shelf), order.split))
+        shapes = order.own(in_split(shelf, order.split, order.pruned))
         what = Collection(order.seed, order.groups, order.group_size, order.policy.exemplars)
         yield from collect(
             policy, shelf, families, shapes, what, order.reward, order.memory, order.width, secrets, tell

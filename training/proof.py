@@ -51,7 +51,9 @@ def tables_of(
     alone, and from the adapter without reinforcement learning."""
     device = ReplayDevice(record)
     try:
-        shapes = shapes_of(Shelf(device.records, load_families()))
+        played = {cell.task_id for own in cells.values() for cell in own}
+        tasks = [task for task in device.records.tasks() if task.task_id in played]
+        shapes = shapes_of(Shelf(device.records, load_families()), tasks)
         document: dict[str, Any] = {"device": device.info.label, "budgets": list(budgets)}
     finally:
         device.close()

@@ -4,7 +4,7 @@ turns and answers calls. Many are played side by side, so that a model on a GPU 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,9 +12,7 @@ from policy.base import Policy, PolicyRequest, Trial
 from policy.rendering import result_text
 from policy.tool_schemas import CallError, KeyArguments, PlanArguments, parse_arguments
 from tools.families import ManifestError, validate_plan
-from tools.record_file import Records
 from tools.records import (
-    CompileResult,
     Evaluation,
     Family,
     Plan,
@@ -22,7 +20,6 @@ from tools.records import (
     Step,
     Task,
     ToolCall,
-    VerifyResult,
 )
 from training.errors import TrainingError
 from training.shelf import Shelf
@@ -46,43 +43,28 @@ class Shape(NamedTuple):
         return max((ratio for ratio in self.ratios.values() if ratio is not None), default=0.0)
 
 
-def shapes_of(shelf: Shelf) -> list[Shape]:
-    records, found = shelf.records, []
-    for task in records.tasks():
-        ratios: dict[str, float | None] = {}
-        plans = shelf.plans(task)
-        for plan in plans:
-            timing = records.timed(plan.plan_id, task.task_id, "offline", "screen")
-            row = timing.row() if timing is not None else None
-            if row is not None:
-                ratios[plan.plan_id] = row.ratio
-            elif timing is not None or _rejection(records, plan.plan_id, task.task_id) is not None:
-                ratios[plan.plan_id] = None
-        if ratios:
-            found.append(Shape(task, ratios, len(ratios) == len(plans)))
-    return found
+def shapes_of(shelf: Shelf, tasks: Iterable[Task] | None = None) -> list[Shape]:
+    """Those of which something is recorded, of these or of all."""
+    recorded = ((task, shelf.ratios(task)) for task in (shelf.records.tasks() if tasks is None else tasks))
+    return [Shape(task, ratios, shelf.is_complete(task)) for task, ratios in recorded if ratios]
 
 
-def in_split(shapes: Sequence[Shape], split: str) -> list[Shape]:
-    """Of one split, or of several with commas between. Raises TrainingError for one that there is not, or if the
-    records have no shape of any."""
+def in_split(shelf: Shelf, split: str, with_pruned: bool = False) -> list[Shape]:
+    """Of one split, or of several with commas between; ``with_pruned``: also shapes whose optimum is not known, because
+    only likely plans were recorded there. Raises TrainingError for a split that there is not, or if the records have no
+    shape of any."""
     asked = [name.strip() for name in split.split(",")]
     if unknown := [name for name in asked if name not in ("heldout", "off_grid", "train", "all")]:
         raise TrainingError(f"--split is heldout, off_grid, train or all, not '{unknown[0]}'")
-    found = [shape for shape in shapes if "all" in asked or split_of(shape.task) in asked]
+    tasks = [task for task in shelf.records.tasks() if "all" in asked or split_of(task) in asked]
+    found = shapes_of(shelf, tasks if with_pruned else filter(shelf.is_complete, tasks))
     if not found:
         raise TrainingError(
-            f"the records have no {split} shape: take another --split, or record some with `agent record`"
+            f"at no {split} shape every plan is recorded; --pruned takes what there is"
+            if tasks and not with_pruned
+            else f"the records have no {split} shape: take another --split, or record some with `agent record`"
         )
     return found
-
-
-def _rejection(records: Records, key: str, task_id: str) -> CompileResult | VerifyResult | None:
-    """Why a plan that was not timed was rejected; None if that is not recorded."""
-    for result in (records.compiled(key), records.verified(key, task_id, "quick")):
-        if result is not None and result.status is Status.FAILED:
-            return result
-    return None
 
 
 class Rollout:
@@ -171,7 +153,7 @@ class Rollout:
         if one is not None:
             return evaluation_of(one)
         verdict: dict[str, Any] = {"status": Status.NOT_RECORDED, "detail": "not recorded"}
-        if (rejected := _rejection(self._shelf.records, plan.plan_id, task.task_id)) is not None:
+        if (rejected := self._shelf.rejection(plan.plan_id, task)) is not None:
             verdict = {"status": rejected.status, "reason": rejected.reason, "detail": rejected.detail}
         return Evaluation(**verdict, variant_key=plan.plan_id, task_id=task.task_id)
 

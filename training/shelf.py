@@ -9,17 +9,30 @@ from typing import Literal, NamedTuple
 
 from memory.exemplars import MemorySettings
 from memory.exemplars_read import Selection, Tried, nearest, recorded_at, select
-from memory.shortlist import NEAR, Expected, Measured, expected, measured, shortlist
+from memory.shortlist import ASKED, Expected, Measured, expected, measured, shortlist
 from policy.compact import compact_prompt
-from tools.families import plans_taking
+from tools.families import plans_taking, variants
+from tools.launching import accepts
 from tools.model import held_out
 from tools.model_quality import recorded_families
 from tools.record_file import Records
-from tools.records import BaselineResult, DeviceInfo, Family, Plan, Step, Task, Variant, content_hash
+from tools.records import (
+    BaselineResult,
+    CompileResult,
+    DeviceInfo,
+    Family,
+    Plan,
+    Status,
+    Step,
+    Task,
+    Variant,
+    VerifyResult,
+    content_hash,
+)
 from training.splits import split_of
 
 #: Beyond the nearest shapes, how many more a varied list may be drawn from.
-_FURTHER = 3
+_FURTHER = 8
 Part = Literal["exemplars", "profiles", "shortlist"]
 #: What a prompt can be made without, to see what it is worth.
 PARTS: tuple[Part, ...] = ("exemplars", "profiles", "shortlist")
@@ -67,14 +80,14 @@ class Shelf:
     def expected(self, task: Task) -> Sequence[Expected]:
         """Of every plan that the shape accepts, quickest first."""
         if task.task_id not in self._expected:
-            self._expected[task.task_id] = self._expected_from(task, self.near(task, NEAR))
+            self._expected[task.task_id] = self._expected_from(task, self.near(task, ASKED))
         return self._expected[task.task_id]
 
     def varied(self, task: Task, seed: object) -> Sequence[Expected]:
         """The same from other near shapes than the nearest ones, as ``seed`` has it: a model that saw a shape with one
         list only would learn its numbers by heart."""
-        near = self.near(task, NEAR + _FURTHER)
-        chosen = random.Random(content_hash(["near", seed])).sample(near, min(NEAR, len(near)))
+        near = self.near(task, ASKED + _FURTHER)
+        chosen = random.Random(content_hash(["near", seed])).sample(near, min(ASKED, len(near)))
         return self._expected_from(task, [other for other in near if other in chosen])
 
     def _expected_from(self, task: Task, near: Sequence[Task]) -> list[Expected]:
@@ -90,6 +103,34 @@ class Shelf:
         if task.task_id not in self._plans:
             self._plans[task.task_id] = plans_taking(self._families, task, self.device.sm_count)
         return self._plans[task.task_id]
+
+    def is_complete(self, task: Task) -> bool:
+        """Every plan that the shape accepts is recorded, so that the optimum is known. Where many are not, one of these
+        is found soon."""
+        screened = set(self.records.screened(task.task_id))
+        others = (v for family in self._families.values() for v in variants(family) if v.key not in screened)
+        return all(
+            self.rejection(one.key, task) is not None or accepts(one, task, self.device.sm_count) is not None
+            for one in others
+        )
+
+    def ratios(self, task: Task) -> dict[str, float | None]:
+        """Of every plan of which anything is recorded, by key; None for one that was rejected."""
+        found: dict[str, float | None] = {}
+        for key in (plan.plan_id for plan in self.plans(task)):
+            timing = self.records.timed(key, task.task_id, "offline", "screen")
+            if timing is not None:
+                found[key] = row.ratio if (row := timing.row()) is not None else None
+            elif self.rejection(key, task) is not None:
+                found[key] = None
+        return found
+
+    def rejection(self, key: str, task: Task) -> CompileResult | VerifyResult | None:
+        """Why a plan that was not timed was rejected; None if that is not recorded."""
+        for result in (self.records.compiled(key), self.records.verified(key, task.task_id, "quick")):
+            if result is not None and result.status is Status.FAILED:
+                return result
+        return None
 
     def reference_us(self, task: Task) -> float | None:
         """Auto-tuned cuBLASLt, offline, at the best budget that was recorded."""

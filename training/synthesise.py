@@ -66,7 +66,8 @@ _OFF_LIST = 0.05
 @dataclass(frozen=True)
 class Recipe:
     """``leaders``: the first rollouts of a group, which are the ones to imitate; ``top``: how many of the best plans
-    they may draw besides the listed ones. ``temperature``: of the others' draw, in units of the ratio."""
+    they may draw besides the listed ones. ``temperature``: of the others' draw, in units of the ratio. ``pruned``: also
+    shapes where only likely plans are recorded, so that better ones may not be known."""
 
     seed: int = 0
     groups_per_shape: int = len(KINDS)
@@ -75,6 +76,7 @@ class Recipe:
     temperature: float = 0.1
     top: int = 3
     exemplars: int = 2
+    pruned: bool = False
 
 
 def synthesise(
@@ -82,7 +84,8 @@ def synthesise(
 ) -> Iterator[Row]:
     shelf = Shelf(records, families)
     for task in records.tasks():
-        if any(one.score is not None for one in shelf.at(task).values()):
+        is_taught = recipe.pruned or shelf.is_complete(task)
+        if is_taught and any(one.score is not None for one in shelf.at(task).values()):
             for number in range(recipe.groups_per_shape):
                 yield from _group(shelf, task, number, recipe, reward, memory)
 

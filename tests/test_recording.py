@@ -182,6 +182,33 @@ def test_the_server_mode_of_the_first_finalists_only(out: Path) -> None:
     assert len(SHAPES) <= of_mode["server/final"] < finals(3)
 
 
+class Overtaken(ScriptedDevice):
+    """The final offline timing turns the order of the screening around."""
+
+    def time(self, variant: Variant, task: Task, mode: Mode, budget: Budget) -> TimingResult:
+        result = super().time(variant, task, mode, budget)
+        if mode != "offline" or budget != "final" or not result.rows:
+            return result
+        turned = [row.model_copy(update={"ratio": 1 / row.ratio}) for row in result.rows]
+        return result.model_copy(update={"rows": tuple(turned)})
+
+
+def test_the_winner_of_each_layout_is_timed_in_server_mode_whatever_its_screening(out: Path) -> None:
+    run(Overtaken(), out, scope=Scope(top=3, server_top=1, together=False))
+    records = ReplayDevice(out).records
+    for shape in SHAPES:
+        task = hgemm(*shape)
+        ratios: dict[str, dict[str, float]] = {}
+        for variant in accepted_plans(FAMILIES, task):
+            timing = records.timed(variant.key, task.task_id, "offline", "final")
+            if timing is not None and (row := timing.row()) is not None:
+                ratios.setdefault(variant.b_layout, {})[variant.key] = row.ratio
+        assert max(map(len, ratios.values())) > 1
+        for of_layout in ratios.values():
+            best = max(of_layout, key=lambda key: of_layout[key])
+            assert records.timed(best, task.task_id, "server", "final") is not None
+
+
 def test_profiles_can_be_left_for_later(out: Path) -> None:
     device = ScriptedDevice()
     run(device, out, scope=Scope(profiles=False))

@@ -38,7 +38,9 @@ class Scope:
 
     def digest(self, variants: Iterable[Variant]) -> str:
         """Of all that makes the recording of a shape complete but its profile."""
-        settings: list[int | str] = [self.top] if self.server_top is None else [self.top, self.server_top]
+        settings: list[int | str] = [self.top]
+        if self.server_top is not None:
+            settings += [self.server_top, "by final"]
         if self.modes != MODES or not self.sanitize:
             settings += [*self.modes, f"sanitize {self.sanitize}"]
         return content_hash([*settings, *(variant.key for variant in variants)])

@@ -61,10 +61,10 @@ class _Shape:
             evaluated += self._screened(variants[start : start + TOGETHER])
         timed = [(variant, evaluation) for variant, evaluation in evaluated if evaluation.ok]
         timed.sort(key=lambda pair: (-(pair[1].ratio or 0.0), (pair[1].timing and pair[1].timing.time_us) or 0.0))
-        in_server, others = self._finalists([variant for variant, _ in timed])
-        finalists = in_server + others
+        finalists, extra = self._finalists([variant for variant, _ in timed])
         for mode in self._scope.modes:
-            self._final(in_server if mode == "server" else finalists, mode)
+            self._final(self._in_server(finalists, extra) if mode == "server" else [*finalists, *extra], mode)
+        finalists += extra
         line = f"{len(evaluated)} plans, {len(timed)} timed, {len(finalists)} finalists"
         if not timed:
             return None, line
@@ -91,23 +91,32 @@ class _Shape:
         return evaluated
 
     def _finalists(self, ranked: Sequence[Variant]) -> tuple[list[Variant], list[Variant]]:
-        """Those that are timed in every mode, and those that are not in server mode."""
-        top, server_top = self._scope.top, self._scope.server_top
+        """The best screened, and the best of a layout of B that none of these has: winners are kept per layout, each
+        against the baseline of its own layout."""
+        top = self._scope.top
         self._deadline.check()
         self._through.verify_many(ranked[:top], self._task, "full")
         places: list[Variant] = []
         for variant in ranked[: top * FINALISTS_PER_PLACE]:
             if len(places) < top and self._passes(variant):
                 places.append(variant)
-        in_server = places if server_top is None else places[:server_top]
-        others = [] if server_top is None else places[server_top:]
-        # Winners are kept per layout of B, each against the baseline of its own layout.
+        extra: list[Variant] = []
         for layout in dict.fromkeys(variant.b_layout for variant in ranked):
             if layout not in {variant.b_layout for variant in places}:
                 of_layout = [variant for variant in ranked if variant.b_layout == layout][:FINALISTS_PER_PLACE]
                 found = next((variant for variant in of_layout if self._passes(variant)), None)
-                in_server = [*in_server, found] if found is not None else in_server
-        return in_server, others
+                extra += [found] if found is not None else []
+        return places, extra
+
+    def _in_server(self, finalists: Sequence[Variant], extra: Sequence[Variant]) -> list[Variant]:
+        """The best by their final offline timings, if those come first, and the best of each layout: whatever is
+        reported as the shape's kernel is among them."""
+        ranked = sorted(finalists, key=self._ratio, reverse=True) if "offline" in self._scope.modes else finalists
+        chosen = list(ranked[: self._scope.server_top])
+        for variant in (*ranked, *extra):
+            if variant.b_layout not in {one.b_layout for one in chosen}:
+                chosen.append(variant)
+        return chosen
 
     def _passes(self, variant: Variant) -> bool:
         """Verify full and sanitize. No sanitizer here is no failure."""

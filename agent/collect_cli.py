@@ -51,6 +51,7 @@ def collect(
         from agent.config import load_settings, parse_assignment
         from policy.local_policy import located
         from policy.redacting import Secrets
+        from policy.settings import PACKAGED
         from tools.replay import default_path
         from training.collect_parts import Order, remove_parts, rows_of, rows_of_parts
         from training.export import Counts, Filters, export
@@ -59,7 +60,8 @@ def collect(
 
         format_of(out)
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
-        given = str(adapter) if adapter is not None else loaded.policy.local.adapter
+        set_to = loaded.policy.local.adapter
+        given = str(adapter) if adapter is not None else None if set_to == PACKAGED else set_to
         local = loaded.policy.local.model_copy(update={"adapter": given})
         order = Order(
             policy=located(loaded.policy.model_copy(update={"name": "local", "local": local})),

@@ -22,7 +22,7 @@ from agent.files import read_text
 from memory.exemplars import MemorySettings
 from policy.pricing import price_of
 from policy.reward import RewardSettings
-from policy.settings import LOCAL_QUOTA, SEARCHES, PolicySettings
+from policy.settings import LOCAL_QUOTA, SEARCHES, PolicyName, PolicySettings
 from tools.hgemm import hgemm, parse_shape
 from tools.paths import configs_dir
 from tools.records import MODES, Mode, Task
@@ -31,6 +31,8 @@ from training.settings import TrainSettings
 
 ENV_PREFIX = "HGEMM_AGENT_"
 MAX_FILE_BYTES = 1 << 18
+#: New variants of a session where the budget does not say.
+SEARCH_EVALUATIONS, LOCAL_EVALUATIONS = 320, 24
 MAX_VALUES, MAX_DEPTH = 10_000, 16
 #: PyYAML lets a date like 2024-13-45 and a number of 5,000 digits through as ValueError.
 _NO_YAML = (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError)
@@ -93,7 +95,9 @@ class BudgetSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    evaluations: int = Field(default=320, ge=1, le=10**6, description="New variants, whether they pass or not.")
+    evaluations: int | None = Field(
+        default=None, ge=1, le=10**6, description="New variants, whether they pass or not; null: by the policy."
+    )
     wall_s: float | None = Field(default=None, gt=0, le=1e8, description="Seconds at work, pauses not counted.")
     tokens: int | None = Field(default=None, gt=0, le=10**12, description="Input and output of a language model.")
     usd: float | None = Field(default=None, gt=0, le=1e6, description="By the price table in configs/policy.yaml.")
@@ -113,6 +117,11 @@ class Settings(BaseModel):
         return self.policy.name in SEARCHES
 
     @property
+    def evaluations(self) -> int:
+        """The budget. A model that proposes well needs few; a search tries every plan."""
+        return self.budget.evaluations or (LOCAL_EVALUATIONS if self.policy.name == "local" else SEARCH_EVALUATIONS)
+
+    @property
     def floor_pct(self) -> float | None:
         """None: never stop early. A search does so only when told, so that its budgets compare."""
         given = self.session.floor_pct
@@ -121,12 +130,12 @@ class Settings(BaseModel):
     @property
     def rounds(self) -> int:
         if self.session.rounds is None and self.policy.name == "local":
-            return math.ceil(self.budget.evaluations / (self.group_size * LOCAL_QUOTA))
+            return math.ceil(self.evaluations / (self.group_size * LOCAL_QUOTA))
         return self.session.rounds or (1 if self.is_search else 3)
 
     @property
     def group_size(self) -> int:
-        return self.session.group_size or (1 if self.is_search else 8 if self.policy.name == "local" else 2)
+        return self.session.group_size or (1 if self.is_search else 2)
 
 
 M = TypeVar("M", bound=BaseModel)
@@ -134,10 +143,16 @@ _SECTIONS = frozenset({*Settings.model_fields, *TrainSettings.model_fields})
 
 
 def load_settings(
-    config_file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+    config_file: Path | None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+    auto: PolicyName = "search",
 ) -> Settings:
-    """``overrides`` are dotted: ``{"budget.evaluations": 32}``. Raises UsageError with one sentence."""
+    """``overrides`` are dotted: ``{"budget.evaluations": 32}``. ``auto``: what the policy of that name stands for.
+    Raises UsageError with one sentence."""
     settings = load_sections(Settings, config_file, environ, overrides)
+    if settings.policy.name == "auto":
+        settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"name": auto})})
     _check_priced(settings)
     return settings
 

@@ -76,7 +76,7 @@ class SearchNodes:
         deps = self._deps
         size = deps.settings.group_size
         rounds_left = max(1, deps.settings.rounds - state["round"])
-        left = evaluations_left(state, deps.settings.budget.evaluations)
+        left = evaluations_left(state, deps.settings.evaluations)
         quota = max(1, left // (rounds_left * size))
         steps = self._prompt(state, quota)
         group = []
@@ -171,20 +171,24 @@ class SearchNodes:
             step = deps.trajectory(rollout["number"]).steps[rollout["steps"]]
             spent = plus(spent, step.usage)
             rollout = Rollout(**{**rollout, "steps": rollout["steps"] + 1, "turns": rollout["turns"] + 1})
+            own = {row["key"] for row in state["trials"] if row["rollout"] == rollout["number"]}
             for index, tool_call in enumerate(step.tool_calls):
-                call, is_new = self._admit(rollout, index, tool_call, seen, spent)
-                if is_new and call["key"]:
+                call, is_evaluated = self._admit(rollout, index, tool_call, seen, own, spent)
+                if is_evaluated and call["key"] and call["key"] not in seen:
                     seen.append(call["key"])
                     spent = Spent(**{**spent, "evaluations": spent["evaluations"] + 1})
+                if is_evaluated and call["key"] and call["key"] not in own:
+                    own.add(call["key"])
                     rollout["spent"] += 1
                 calls.append(call)
             group.append(rollout)
         return {"group": group, "calls": calls, "spent": spent, "seen": seen, "thoughts": None}
 
     def _admit(
-        self, rollout: Rollout, index: int, tool_call: ToolCall, seen: list[str], spent: Spent
+        self, rollout: Rollout, index: int, tool_call: ToolCall, seen: list[str], own: set[str], spent: Spent
     ) -> tuple[Call, bool]:
-        """The call, and whether it costs an evaluation."""
+        """The call, and whether it evaluates: what nobody tried costs the session an evaluation, and what the rollout
+        did not try costs one of its quota, whoever else did, or a group that agrees would go on for ever."""
         deps = self._deps
         call = Call(rollout=rollout["number"], index=index, key=None, refused="")
         try:
@@ -197,15 +201,16 @@ class SearchNodes:
             return call, False
         twin = self._memory.twin(prepared, seen)
         call["key"] = twin or prepared.variant.key
-        is_new = prepared.name in EVALUATING and call["key"] not in seen
-        if is_new:
-            left = deps.settings.budget.evaluations - spent["evaluations"]
-            if left < 1 or rollout["spent"] >= rollout["quota"]:
-                call["refused"] = "no evaluations are left in this attempt; submit the key of your best variant"
-                return call, False
-            if twin is None:
-                deps.put_variant(prepared.variant)
-        return call, is_new
+        if prepared.name not in EVALUATING or call["key"] in own:
+            return call, False
+        is_new = call["key"] not in seen
+        left = deps.settings.evaluations - spent["evaluations"] if is_new else 1
+        if left < 1 or rollout["spent"] >= rollout["quota"]:
+            call["refused"] = "no evaluations are left in this attempt; submit the key of your best variant"
+            return call, False
+        if is_new and twin is None:
+            deps.put_variant(prepared.variant)
+        return call, True
 
     # --- tool calls ----------------------------------------------------------------------------------------------
 
@@ -377,7 +382,7 @@ class SearchNodes:
             parts = {**own.parts, "group": relative} if own is not None and relative is not None else {}
             deps.put_trajectory(rollout["number"], ended(trajectory, rollout, own, parts))
         done = state["round"] + 1
-        left = evaluations_left(state, deps.settings.budget.evaluations)
+        left = evaluations_left(state, deps.settings.evaluations)
         searched = done >= deps.settings.rounds or left < 1 or bool(state["stopped_by"])
         return {"round": done, "searched": searched, "group": []}
 

@@ -20,7 +20,7 @@ class Rollout(TypedDict):
     index: int  # within the group
     steps: int  # steps of the stored trajectory that belong to the state: more were written by an interrupted turn
     turns: int
-    quota: int  # new variants it may have evaluated
+    quota: int  # variants it may have evaluated
     spent: int
     nudged: bool
     failures: NotRequired[int]  # turns in a row whose candidates were all rejected

@@ -146,7 +146,7 @@ class Stamp:
             "dims": task.dims,
             "policy": settings.policy.name,
             "seed": settings.session.seed,
-            "budget_evaluations": settings.budget.evaluations,
+            "budget_evaluations": settings.evaluations,
             "scope": scope,
             "device": info.name,
             "device_label": info.label,

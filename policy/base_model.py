@@ -363,7 +363,7 @@ def _sentences(what: str) -> Iterator[None]:
         raise
     except ImportError as error:
         missing = (error.name or "a package").partition(".")[0]
-        raise ModelError(f"{what} needs {missing}: {install_command('train')}") from error
+        raise ModelError(f"{what} needs {missing}: {install_command('local')}") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise ModelError(f"{what} cannot be loaded: {first}") from error

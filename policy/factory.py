@@ -34,6 +34,8 @@ def make_policy(settings: PolicySettings, families: Mapping[str, Family], enviro
             return OpenAIPolicy(settings, model_of(settings), environ.get(OPENAI_KEY), url, secrets)
         case "local":
             return LocalPolicy(settings, families)
+        case "auto":
+            raise PolicyError("the policy 'auto' stands for another one: name it")
 
 
 def model_of(settings: PolicySettings) -> str:

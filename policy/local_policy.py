@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +21,14 @@ from policy.base_model import DEFAULT_BASE, BaseSettings, base_source, is_path, 
 from policy.chat import messages_of, parse_turn, tool_messages
 from policy.compact import compact_steps, compact_tools
 from policy.grammar import Allowed, Option, allowed_calls, options
-from policy.settings import PolicySettings
+from policy.packaged import missing_packages, packaged_adapter
+from policy.settings import PACKAGED, PolicySettings
 from tools.extras import install_command
 from tools.families import plans_taking
 from tools.paths import home_dir
 from tools.proc import Child
 from tools.records import Family, SampledTokens, Step, Usage, content_hash
 
-NEEDED = ("torch", "transformers", "llguidance", "peft")
 LOAD_TIMEOUT_S = 1800.0  # a large model from a slow disk, or from a hub
 #: How torch, the loader of its libraries, and the C library say that memory ran out.
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to map segment")
@@ -176,13 +175,17 @@ def located(settings: PolicySettings) -> PolicySettings:
     name = settings.model or base.name
     if name != DEFAULT_BASE and is_path(name):
         name = _absolute("base.name", name)
+    adapter = local.adapter
+    if adapter == PACKAGED:  # on another base it would be none
+        packaged = packaged_adapter() if name == DEFAULT_BASE else None
+        adapter = str(packaged) if packaged is not None else None
     changed = {
         "name": name,
         "chat_template": _absolute("base.chat_template", base.chat_template) if base.chat_template else None,
     }
     whole = {
         "base": base.model_copy(update=changed),
-        "adapter": _absolute("adapter", local.adapter) if local.adapter else None,
+        "adapter": _absolute("adapter", adapter) if adapter else None,
     }
     return settings.model_copy(update={"model": None, "local": local.model_copy(update=whole)})
 
@@ -195,10 +198,9 @@ def _absolute(field: str, path: str) -> str:
 
 
 def _check(base: BaseSettings, adapter: Path | None) -> None:
-    missing = [name for name in NEEDED if find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise PolicyError(
-            f"a local model (--policy local or base, an adapter) needs {', '.join(missing)}: {install_command('train')}"
+            f"a local model (--policy local or base, an adapter) needs {', '.join(missing)}: {install_command('local')}"
         )
     base_source(base.name, None)
     if base.chat_template is not None and not Path(base.chat_template).is_file():

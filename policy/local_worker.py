@@ -36,11 +36,16 @@ class Worker:
     """One base, and one adapter or none. Raises PolicyError."""
 
     def __init__(self, settings: BaseSettings, adapter: Path | None, home: Path, lock: GpuLock | None) -> None:
+        import torch
+
         self._lock = lock
         with self._beside_no_timing():
             self.base = load_base(settings, home)
             model = load_adapter(self.base, adapter) if adapter is not None else self.base.model
             weights = weights_id(model)
+            if adapter is not None and self.base.model.dtype is torch.float32:
+                # A product less in every layer. In bfloat16 the sum would be rounded, and no training rounds it.
+                model = model.merge_and_unload()
         self._frame = frame_of(self.base.tokenizer, self.base.template)
         self._sampler = Sampler(model, self.base.tokenizer)
         self.model_id = content_hash([self.base.fingerprint, adapter_id(adapter) if adapter is not None else None])

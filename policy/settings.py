@@ -9,7 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from policy.base_model import BaseSettings
 from policy.endpoints import check_url
 
-PolicyName = Literal["search", "random", "anthropic", "openai", "local"]
+PolicyName = Literal["auto", "search", "random", "anthropic", "openai", "local"]
+#: In the place of an adapter's folder: the one that travels with this program, on the base that it was trained on.
+PACKAGED = "packaged"
 #: Those that are no model.
 SEARCHES = frozenset({"search", "random"})
 #: Evaluations of one rollout of the local policy: as many as it was trained on.
@@ -33,7 +35,12 @@ class LocalSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     base: BaseSettings = BaseSettings()
-    adapter: str | None = Field(default=None, min_length=1, max_length=4096, description="Folder of `agent train`.")
+    adapter: str | None = Field(
+        default=PACKAGED,
+        min_length=1,
+        max_length=4096,
+        description="Folder of `agent train`; packaged: the one that comes along; null: the base as it is.",
+    )
     top_p: float = Field(default=1.0, gt=0, le=1, description="Below 1, unlikely tokens are never taken.")
     words: int = Field(default=200, ge=0, le=2000, description="Characters said before a call, at most.")
 
@@ -43,7 +50,9 @@ class PolicySettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    name: PolicyName = Field(default="search", description="search, random, anthropic, openai or local.")
+    name: PolicyName = Field(
+        default="search", description="auto, search, random, anthropic, openai or local; auto: local where it can run."
+    )
     model: str | None = Field(default=None, max_length=200, description="Model name; null: the provider's default.")
     base_url: str | None = Field(default=None, description="Another endpoint of the provider's protocol.")
     batch: int = Field(default=16, ge=1, le=256, description="search: plans proposed in one turn.")

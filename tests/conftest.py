@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from hypothesis import settings
 # For a single generated example: a busy machine would miss it now and then.
 settings.register_profile("default", deadline=None)
 settings.load_profile("default")
+
+# What `auto` stands for depends on what is installed; tests of that say so themselves.
+os.environ.setdefault("HGEMM_AGENT_POLICY__NAME", "search")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -112,9 +112,10 @@ def make_record(path: Path, *shapes: tuple[int, int, int], device: ScriptedDevic
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Of a child process: its own home, no keys, no settings of ours."""
+    """Of a child process: its own home, no keys, no settings of ours but the policy, which would depend on what is
+    installed."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HGEMM_AGENT", "ANTHROPIC", "OPENAI"))}
-    return {**kept, "HGEMM_AGENT_HOME": str(home), "COLUMNS": "160", **more}
+    return {**kept, "HGEMM_AGENT_HOME": str(home), "HGEMM_AGENT_POLICY__NAME": "search", "COLUMNS": "160", **more}
 
 
 def agent(home: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:

@@ -241,13 +241,14 @@ def test_one_precedence(tmp_path: Path) -> None:
     found = load_settings(file, environ, {"budget.evaluations": 3})
     assert (found.budget.evaluations, found.budget.wall_s, found.budget.tokens) == (3, 20.0, 100)
     assert found.session.task == hgemm(64, 64, 128) and found.session.top_k == 3
-    assert load_settings(None, {}).budget.evaluations == 320
+    assert load_settings(None, {}).evaluations == 320
+    assert load_settings(None, {}, {"policy.name": "local"}).evaluations == 24
 
 
 def test_the_default_budget_holds_every_plan_of_any_shape() -> None:
     families = load_families()
     most = max(len(accepted_plans(families, hgemm(*shape))) for shape in spread(64))
-    assert 200 < most <= load_settings(None, {}).budget.evaluations
+    assert 200 < most <= load_settings(None, {}).evaluations
 
 
 def test_environment_mistakes_name_the_variable() -> None:

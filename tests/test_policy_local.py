@@ -572,7 +572,8 @@ def test_paths_are_whole_wherever_the_process_works(folder: Path, tmp_path: Path
 def test_a_missing_extra_is_named_with_the_command_that_brings_it(folder: Path) -> None:
     code = (
         "import sys, importlib.util as u; find = u.find_spec\n"
-        "import policy.local_policy as l; l.find_spec = lambda n: None if n == 'llguidance' else find(n)\n"
+        "import policy.local_policy as l, policy.packaged as p\n"
+        "p.find_spec = lambda n: None if n == 'llguidance' else find(n)\n"
         "from policy.settings import PolicySettings\n"
         "l.LocalPolicy(PolicySettings(name='local'), {})"
     )
@@ -581,7 +582,7 @@ def test_a_missing_extra_is_named_with_the_command_that_brings_it(folder: Path) 
     )
     last = done.stderr.strip().splitlines()[-1]
     assert "(--policy local or base, an adapter) needs llguidance: " in last, last
-    assert "-m pip install" in last and "[train]" in last
+    assert "-m pip install" in last and "[local]" in last
 
 
 def test_too_little_memory_is_a_sentence(folder: Path) -> None:

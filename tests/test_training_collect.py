@@ -220,7 +220,8 @@ def test_several_processes_leave_what_one_leaves_and_nothing_is_collected_again(
     # A part that an earlier run left is taken as it is.
     lines = (tmp_path / "one.jsonl").read_text().splitlines(keepends=True)
     loaded = load_settings(None, {}, {})
-    local = LocalSettings.model_validate({"base": {"name": str(tiny), "device": "cpu"}, "words": 8})
+    base_here = {"name": str(tiny), "device": "cpu"}
+    local = LocalSettings.model_validate({"base": base_here, "words": 8, "adapter": None})
     order = Order(
         policy=loaded.policy.model_copy(update={"name": "local", "local": local}), reward=loaded.reward,
         memory=loaded.memory, source=path.absolute(), split="all", groups=2, group_size=3, batch=9, parts=3,

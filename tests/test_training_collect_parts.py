@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def order(tiny: Path, source: Path, **given: object) -> Order:
-    local = LocalSettings.model_validate({"base": {"name": str(tiny), "device": "cpu"}})
+    local = LocalSettings.model_validate({"base": {"name": str(tiny), "device": "cpu"}, "adapter": None})
     fields = {"policy": PolicySettings(name="local", local=local), "reward": RewardSettings(), "source": source}
     return Order.model_validate({**fields, "memory": MemorySettings(), "batch": 10, **given})
 

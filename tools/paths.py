@@ -30,6 +30,10 @@ def records_dir() -> Path:
     return _data("records")
 
 
+def adapters_dir() -> Path:
+    return _data("adapters")
+
+
 def home_dir() -> Path:
     """Sessions and caches: ``$HGEMM_AGENT_HOME`` or ``~/.hgemm-agent``. Absolute, so that a file in it has the same
     name for every process. Raises HomeError."""

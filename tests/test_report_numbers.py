@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent.reporting import details
 from agent.reporting.data import build
 from agent.reporting.markdown import render_markdown
 from agent.reporting.model import Report
@@ -377,6 +378,17 @@ def test_published_columns_stand_beside_ours(tables: Tables, oracle: Oracle) -> 
         f"{np.exp(np.mean(np.log(ratio))):.3f}",
         f"{100 * np.mean(ratio > 1):.1f} %",
     ]
+
+
+def test_numbers_of_shapes_stand_in_the_order_of_the_modes(report: Report) -> None:
+    count = {"offline": 9, "rotating": 8, "server": 7}
+    comparisons = tuple(
+        one.model_copy(update={"stats": one.stats.model_copy(update={"shapes": count[one.mode]})})
+        for one in report.comparisons
+        if one.stats is not None
+    )
+    section = details.published(report.model_copy(update={"comparisons": comparisons}))
+    assert section.tables[0].rows[0].cells[2] == "9 / 7"
 
 
 def test_roofline_table(tables: Tables, oracle: Oracle) -> None:

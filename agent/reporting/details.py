@@ -172,7 +172,7 @@ def _published_means(report: Report) -> Table:
             name = ("max(custom, reference): " if fallback else "") + reference_label(reference, layout)
             ours = [report.comparison(mode, reference, layout) for mode in _PUBLISHED_MODES]
             stats = [None if c is None else c.with_fallback if fallback else c.stats for c in ours]
-            shapes = sorted({s.shapes if s else 0 for s in stats})
+            shapes = dict.fromkeys(s.shapes if s else 0 for s in stats)
             cells = (_both([s.mean_speedup if s else None for s in stats], NOT_MEASURED), " / ".join(map(str, shapes)))
             rows.append(Row((name, *cells, *(_both(pair, "-") for pair in theirs))))
     return Table("Mean speedup, offline / server (-: not published)", columns, tuple(rows))

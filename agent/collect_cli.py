@@ -60,8 +60,9 @@ def collect(
 
         format_of(out)
         loaded = load_settings(None, os.environ, dict(parse_assignment(text) for text in settings or []))
-        set_to = loaded.policy.local.adapter
-        given = str(adapter) if adapter is not None else None if set_to == PACKAGED else set_to
+        given = str(adapter) if adapter is not None else loaded.policy.local.adapter
+        if given == PACKAGED and adapter is None:
+            given = None
         local = loaded.policy.local.model_copy(update={"adapter": given})
         order = Order(
             policy=located(loaded.policy.model_copy(update={"name": "local", "local": local})),

@@ -174,12 +174,12 @@ class SearchNodes:
             own = {row["key"] for row in state["trials"] if row["rollout"] == rollout["number"]}
             for index, tool_call in enumerate(step.tool_calls):
                 call, is_evaluated = self._admit(rollout, index, tool_call, seen, own, spent)
-                if is_evaluated and call["key"] and call["key"] not in seen:
-                    seen.append(call["key"])
-                    spent = Spent(**{**spent, "evaluations": spent["evaluations"] + 1})
-                if is_evaluated and call["key"] and call["key"] not in own:
-                    own.add(call["key"])
+                if is_evaluated and (key := call["key"]):
+                    own.add(key)
                     rollout["spent"] += 1
+                    if key not in seen:
+                        seen.append(key)
+                        spent = Spent(**{**spent, "evaluations": spent["evaluations"] + 1})
                 calls.append(call)
             group.append(rollout)
         return {"group": group, "calls": calls, "spent": spent, "seen": seen, "thoughts": None}

@@ -7,7 +7,6 @@ timing runs beside it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -23,7 +22,7 @@ from policy.grammar import Allowed, frame_of, turn_grammar
 from policy.local_policy import MEMORY_WORDS
 from policy.picking import Sampling
 from policy.sampling import Row, Sampler
-from tools.frames import exit_on_hangup, read_frame, write_frame
+from tools.frames import exit_on_hangup, read_frame, worker_parser, write_frame
 from tools.gpu.lock import GpuLock
 from tools.records import content_hash
 
@@ -151,10 +150,7 @@ def _out_of_memory(error: BaseException | None) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--in-fd", type=int, required=True)
-    parser.add_argument("--out-fd", type=int, required=True)
-    options = parser.parse_args()
+    options = worker_parser().parse_args()
     exit_on_hangup(options.out_fd)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     worker: Worker | None = None

@@ -6,6 +6,7 @@ or a candidate that finds a way to, must not be able to forge a reply.
 
 from __future__ import annotations
 
+import argparse
 import os
 import select
 import struct
@@ -46,6 +47,14 @@ def read_frame(fd: int) -> bytes | None:
     if len(payload) < length:
         raise FrameError(f"the stream ended after {len(payload)} of {length} bytes of a message")
     return payload
+
+
+def worker_parser() -> argparse.ArgumentParser:
+    """Of a worker's command line, which ``tools.proc.Child`` ends with the two descriptors."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--in-fd", type=int, required=True)
+    parser.add_argument("--out-fd", type=int, required=True)
+    return parser
 
 
 def encode_frame(payload: bytes) -> bytes:

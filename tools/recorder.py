@@ -7,7 +7,6 @@ this GPU cannot go on. When the process that started it dies, so does it.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 from tools.device import Device, DeviceBroken
 from tools.families import ManifestError, load_families, plans, render
-from tools.frames import FrameError, read_frame, write_frame
+from tools.frames import FrameError, read_frame, worker_parser, write_frame
 from tools.hgemm import hgemm
 from tools.record_file import RecordReader
 from tools.recording_device import RecordingDevice
@@ -162,11 +161,9 @@ def _task(request: dict[str, Any]) -> Task:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = worker_parser()
     parser.add_argument("--ordinal", type=int, required=True)
     parser.add_argument("--jobs", type=int)
-    parser.add_argument("--in-fd", type=int, required=True)
-    parser.add_argument("--out-fd", type=int, required=True)
     options = parser.parse_args()
     try:
         os.environ[VISIBLE] = only(options.ordinal, os.environ.get(VISIBLE))

@@ -5,24 +5,20 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 
 from policy.base import PolicyError
 from policy.redacting import Secrets
 from tools.device import DeviceBroken
 from tools.families import ManifestError
-from tools.frames import exit_on_hangup, read_frame, write_frame
+from tools.frames import exit_on_hangup, read_frame, worker_parser, write_frame
 from training.collect_parts import Job, Said, rows_of
 from training.errors import TrainingError
 from training.writing import write_rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--in-fd", type=int, required=True)
-    parser.add_argument("--out-fd", type=int, required=True)
-    options = parser.parse_args()
+    options = worker_parser().parse_args()
     exit_on_hangup(options.out_fd)
     frame = read_frame(options.in_fd)
     if frame is None:

@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 def shapes_of(shelf: Shelf, tasks: Iterable[Task] | None = None) -> list[Shape]:
     """Those of which something is recorded, of these or of all."""
     recorded = ((task, shelf.ratios(task)) for task in (shelf.records.tasks() if tasks is None else tasks))
-    return [Shape(task, ratios, shelf.is_complete(task)) for task, ratios in recorded if ratios]
+    return [Shape(task, ratios, len(ratios) == len(shelf.plans(task))) for task, ratios in recorded if ratios]
 
 
 def in_split(shelf: Shelf, split: str, with_pruned: bool = False) -> list[Shape]:

@@ -108,7 +108,8 @@ class Shelf:
         """Every plan that the shape accepts is recorded, so that the optimum is known. Where many are not, one of these
         is found soon."""
         screened = set(self.records.screened(task.task_id))
-        others = (v for family in self._families.values() for v in variants(family) if v.key not in screened)
+        of_op = (family for family in self._families.values() if family.op == task.op)
+        others = (v for family in of_op for v in variants(family) if v.key not in screened)
         return all(
             self.rejection(one.key, task) is not None or accepts(one, task, self.device.sm_count) is not None
             for one in others

@@ -6,7 +6,6 @@ this process and nothing else: the reply says ``"restart": true`` and the client
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,7 +17,7 @@ from typing import Any
 
 import cupy as cp
 
-from tools.frames import exit_on_hangup, read_frame, write_frame
+from tools.frames import exit_on_hangup, read_frame, worker_parser, write_frame
 from tools.gpu.blas import BlasError
 from tools.gpu.data import Kernels
 from tools.gpu.driver import CudaError, Gpu, Module, check
@@ -235,10 +234,8 @@ _EXCLUSIVE = {"time": True, "time_many": True, "baselines": True, "verify": Fals
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = worker_parser()
     parser.add_argument("--ordinal", type=int, default=0)
-    parser.add_argument("--in-fd", type=int, required=True)
-    parser.add_argument("--out-fd", type=int, required=True)
     args = parser.parse_args()
     # A device printf or a library's chatter must not reach the protocol, whose pipes no kernel knows.
     try:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from training.evaluate import Cell, Player
     from training.shelf import Part, Shelf
 
-SEARCHES = ("random", "search", "model", "shortlist")
+#: ``search`` is the policy with policy.prior=model, ``search-records`` that with records, here of training shapes.
+SEARCHES = ("random", "search", "search-records", "model", "shortlist")
 #: Played where none is named; the list of the prompts is played beside language models, which are told it.
 DEFAULT = ("random", "search", "model")
 #: What decides on a local model's turns, besides the model.
@@ -41,8 +42,8 @@ def evaluate_policy(
     policy: Annotated[
         list[str] | None,
         typer.Option(
-            help="random, search, model (default: these three), shortlist, or base, the base without adapter; "
-            "repeatable."
+            help="random, search, model (default: these three), search-records, shortlist, or base, the base without "
+            "adapter; repeatable."
         ),
     ] = None,
     adapter: Annotated[
@@ -103,7 +104,7 @@ def evaluate_policy(
             device = ReplayDevice(source or default_path())
             stack.callback(device.close)
             shelf = Shelf(device.records, families)
-            players = _players(names, loaded, families, shelf, left_out, stack)
+            players = _players(names, loaded, families, shelf, source or default_path(), left_out, stack)
             players = _ablated(players, ablate or [])
             _start_first(players)
             shapes = in_split(shelf, split, pruned)
@@ -223,14 +224,17 @@ def _players(
     loaded: Settings,
     families: Any,
     shelf: Shelf,
+    source: Path,
     left_out: frozenset[Part],
     stack: ExitStack,
 ) -> list[Player]:
+    from memory.recorded_times import RecordedTimes
     from policy.search import SearchPolicy
     from policy.settings import PolicySettings
     from tools.model import held_out, load_fitted
     from tools.records import content_hash
     from training.evaluate import ModelPolicy, Player, ShortlistPolicy
+    from training.splits import split_of
 
     space = sorted((name, family.revision) for name, family in families.items())
     fitted = content_hash([list(map(dict, load_fitted().folds)), space])
@@ -242,6 +246,14 @@ def _players(
                 made: Any = SearchPolicy(PolicySettings(), families, method, constants_of=held_out)
                 told = PolicySettings().model_dump(mode="json")
                 identity = content_hash([name, space, told, fitted, _code("policy.search", "tools.model")])
+            case "search-records":
+                times = RecordedTimes(source, families, lambda task: split_of(task) == "train")
+                made = SearchPolicy(PolicySettings(), families, constants_of=held_out, recorded=times)
+                code = _code(
+                    "memory.recorded_times", "memory.shortlist", "policy.search", "policy.surrogate", "tools.model"
+                )
+                told = PolicySettings().model_dump(mode="json")
+                identity = content_hash([name, space, told, fitted, shelf.device.recorded_on, code])
             case "model":
                 made, identity = ModelPolicy(shelf), content_hash([name, space, fitted, _code("tools.model")])
             case "shortlist":

@@ -109,7 +109,9 @@ class SearchNodes:
             return deps.trajectory(state["next_rollout"]).steps
         tried = [row["key"] for row in state["trials"]]
         if deps.settings.policy.name == "local":
-            known, listed = self._memory.selection(tried, state["round"]), self._memory.shortlist(tried)
+            known = self._memory.selection(tried, state["round"])
+            lacks = any(row["status"] == Status.NOT_RECORDED for row in state["trials"])
+            listed = self._memory.shortlist(tried, is_partly_recorded=lacks)
             reference_us = self._offline_reference().best_us()
             return compact_prompt(deps.task, deps.toolbox.info, reference_us, known, quota, listed)
         return prompt(

@@ -23,6 +23,7 @@ from memory.exemplars_read import (
     tried_record,
 )
 from memory.shortlist import ASKED, Expected, Measured, expected, measured, shortlist
+from policy.search import MODEL_FIRST, seed_plans
 from tools.families import plans_taking
 from tools.record_file import RecordReader, Records
 from tools.records import CompileResult, Evaluation, Status, Task, Variant
@@ -52,8 +53,10 @@ class Memory:
         own = self._own(own_keys)
         return select(own, self._neighbours(), deps.settings.policy.exemplars, seed, deps.settings.memory)
 
-    def shortlist(self, own_keys: Sequence[str]) -> list[Expected]:
-        """Of the local policy's prompt. From the record file always: its adapter has learned from it."""
+    def shortlist(self, own_keys: Sequence[str], is_partly_recorded: bool = False) -> list[Expected]:
+        """Of the local policy's prompt. From the record file always: its adapter has learned from it.
+        ``is_partly_recorded``: the device has answered that a plan is not recorded; what it is likely to hold comes
+        first then."""
         deps = self._deps
         near = {}
         with closing(RecordReader(default_path())) as records:
@@ -66,7 +69,11 @@ class Memory:
                     near[task.task_id] = Measured(task, {**known, **times})
         closest = sorted(near.values(), key=lambda one: (distance(deps.task, one.task), one.task.task_id))[:ASKED]
         plans = plans_taking(deps.families, deps.task, deps.toolbox.info.sm_count)
-        return shortlist(expected(plans, deps.task, deps.toolbox.info, closest), own_keys)
+        ranked = expected(plans, deps.task, deps.toolbox.info, closest)
+        if is_partly_recorded:
+            likely = {plan.plan_id for plan in seed_plans(plans, deps.task, deps.toolbox.info, MODEL_FIRST)}
+            ranked.sort(key=lambda one: one.plan.plan_id not in likely)
+        return shortlist(ranked, own_keys)
 
     def _own(self, own_keys: Sequence[str]) -> list[Tried]:
         task = self._deps.task

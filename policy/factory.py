@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from memory.recorded_times import RecordedTimes
 from policy.anthropic_policy import KEY_NAME as ANTHROPIC_KEY
 from policy.anthropic_policy import AnthropicPolicy
 from policy.base import Policy, PolicyError
@@ -14,6 +15,7 @@ from policy.redacting import Secrets
 from policy.search import SearchPolicy
 from policy.settings import PolicySettings
 from tools.records import Family
+from tools.replay import default_path
 
 
 def make_policy(settings: PolicySettings, families: Mapping[str, Family], environ: Mapping[str, str]) -> Policy:
@@ -23,7 +25,8 @@ def make_policy(settings: PolicySettings, families: Mapping[str, Family], enviro
         raise PolicyError("a setting of the policy contains a key: keys come from the environment only")
     match settings.name:
         case "search":
-            return SearchPolicy(settings, families)
+            recorded = RecordedTimes(default_path(), families) if settings.prior == "records" else None
+            return SearchPolicy(settings, families, recorded=recorded)
         case "random":
             return SearchPolicy(settings, families, method="random")
         case "anthropic":

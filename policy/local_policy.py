@@ -244,9 +244,15 @@ def _row(request: PolicyRequest, allowed: Allowed, tokenizer: str) -> dict[str, 
         "lead": allowed.lead,
         "calls": allowed.calls,
         "numbered": list(allowed.numbered.items()),
-        "seed": content_hash(["local", request.seed, request.rollout, len(request.steps)]),
+        "seed": sampling_seed(request),
         "conversation": content_hash([request.task.task_id, request.seed, request.rollout]),
     }
+
+
+def sampling_seed(request: PolicyRequest) -> str:
+    """Of one turn. Each shape has its own: with the same numbers drawn at all, a policy would take plans of the same
+    places in their lists everywhere, and many shapes would tell no more than one."""
+    return content_hash(["local", request.task.task_id, request.seed, request.rollout, len(request.steps)])
 
 
 @cache

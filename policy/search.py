@@ -1,7 +1,10 @@
-"""Search policies: random, and the analytical model followed by Optuna's TPE. What a language model must beat.
+"""Search policies: random; the analytical model, then TPE; or other shapes' records, then the shape's own trials.
 
-Both speak the protocol of a language model (tool calls in, a submit at the end) and keep no state between turns: the
-study is rebuilt from the told trials, so a resumed session goes on exactly as one that was never interrupted.
+What a language model must beat. Records correct the model's estimates (memory/shortlist.py), and trials correct both
+(policy/surrogate.py).
+
+All speak the protocol of a language model (tool calls in, a submit at the end) and keep no state between turns: all is
+rebuilt from the told trials, so a resumed session goes on exactly as one that was never interrupted.
 """
 
 from __future__ import annotations
@@ -9,10 +12,13 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from policy.base import PolicyRequest, Trial
+from memory.shortlist import Measured, expected
+from policy.base import PolicyError, PolicyRequest, Trial
 from policy.settings import PolicySettings
+from policy.surrogate import choose
+from tools.device import DeviceBroken
 from tools.families import plans_taking
 from tools.model import Ranked, rank
 from tools.model_terms import Constants
@@ -29,18 +35,35 @@ Arm = tuple[str, str]
 #: evaluation 4, and a plan's neighbour says much about it.
 PLANS_PER_ASK = 2
 
-#: The first evaluations follow the analytical model; after them TPE, which needs some trials anyway, takes over.
+#: The first evaluations follow the analytical model; after them TPE, which needs some trials anyway, takes over. At
+#: most shapes about as many plans are recorded: those that the model ranks first (tools/recording_scope.py).
 MODEL_FIRST = 24
+
+#: With a prior from records, plans proposed in one turn among the first ``MODEL_FIRST``: the next turn knows more.
+FIRST_TURNS = 8
+
+#: By how many standard deviations an uncertain plan is taken for quicker, while the whole budget is left. Then in
+#: proportion to what is left: what is learned late is of little use.
+DARING = 0.5
 
 #: The first turn begins with the best plan of every family whose estimate is within this factor of the best estimate:
 #: the model's scale of one family against another is what it knows least.
 LEADER_FACTOR = 1.5
 
 
+class Recorded(Protocol):
+    """memory/recorded_times.py: what was timed at the shapes near a task, closest first. Raises DeviceBroken."""
+
+    def near(self, task: Task) -> Sequence[Measured]: ...
+
+    def close(self) -> None: ...
+
+
 class SearchPolicy:
-    """``method``: ``tpe`` (the model's first choices, then TPE) or ``random``. Proposes only plans that its families
-    have and the shape's demands admit, each at most once, so a rollout ends when the budget or the plans are used up.
-    ``constants_of`` replaces the model's constants, for evaluating it with constants that never saw the shape."""
+    """``method``: ``tpe`` (the model's first choices, then TPE) or ``random``. ``recorded``, where given, replaces
+    ``tpe``. Proposes only plans that its families have and the shape's demands admit, each at most once, so a rollout
+    ends when the budget or the plans are used up. ``constants_of`` replaces the model's constants, for evaluating it
+    with constants that never saw the shape."""
 
     is_search = True
 
@@ -50,19 +73,23 @@ class SearchPolicy:
         families: Mapping[str, Family],
         method: str = "tpe",
         constants_of: Callable[[Task], Constants] | None = None,
+        recorded: Recorded | None = None,
     ) -> None:
         self._settings = settings
         self._families = dict(families)
         self._method = method
         self._constants_of = constants_of
+        self._recorded = recorded
         self._plans: dict[str, tuple[Plan, ...]] = {}
+        self._rankings: dict[str, list[Ranked]] = {}
 
     @property
     def name(self) -> str:
         return "search" if self._method == "tpe" else self._method
 
     def close(self) -> None:
-        return
+        if self._recorded is not None:
+            self._recorded.close()
 
     def step(self, request: PolicyRequest) -> Step:
         plans = self._accepted(request.task, request.device.sm_count)
@@ -74,6 +101,8 @@ class SearchPolicy:
         seed = int(content_hash([request.seed, request.rollout, len(request.trials)]), 16) % 2**32
         if self._method == "random":
             chosen = random.Random(seed).sample(unseen, wanted)
+        elif self._recorded is not None:
+            chosen = self._from_records(request, plans, unseen, wanted, self._recorded)
         else:
             chosen = self._model_based(request, plans, unseen, wanted, seed)
         calls = tuple(_evaluate(plan, len(request.trials) + i) for i, plan in enumerate(chosen))
@@ -87,8 +116,7 @@ class SearchPolicy:
     def _model_based(
         self, request: PolicyRequest, plans: Sequence[Plan], unseen: list[Plan], wanted: int, seed: int
     ) -> list[Plan]:
-        constants = self._constants_of(request.task) if self._constants_of else None
-        seeds = seed_plans(plans, request.task, request.device, MODEL_FIRST, constants)
+        seeds = seed_plans(plans, request.task, request.device, MODEL_FIRST, self._constants(request.task))
         open_ids = {plan.plan_id for plan in unseen}
         chosen = [plan for plan in seeds if plan.plan_id in open_ids][:wanted]
         if len(chosen) < wanted:
@@ -97,20 +125,61 @@ class SearchPolicy:
             chosen += propose(plans, request.trials, rest, wanted - len(chosen), seed, self._settings.startup_trials)
         return chosen
 
+    def _from_records(
+        self, request: PolicyRequest, plans: Sequence[Plan], unseen: list[Plan], wanted: int, recorded: Recorded
+    ) -> list[Plan]:
+        task, trials = request.task, request.trials
+        ranking = self._ranking(request, plans, recorded)
+        if len(trials) < MODEL_FIRST:
+            wanted = min(wanted, FIRST_TURNS)
+        first = [] if trials else leaders(ranking)
+        open_ids = {plan.plan_id for plan in unseen}
+        if any(trial.status is Status.NOT_RECORDED for trial in trials):
+            # A record that does not hold all plans of a shape holds those that the model ranks first.
+            seeds = seed_plans(plans, task, request.device, MODEL_FIRST, self._constants(task))
+            likely = [plan for plan in seeds if plan.plan_id in open_ids]
+            if len(likely) >= wanted:
+                open_ids = {plan.plan_id for plan in likely}
+            else:
+                first = likely
+        daring = DARING * request.evaluations_left / (request.evaluations_left + len(trials))
+        return choose(ranking, trials, open_ids, first, wanted, daring)
+
+    def _ranking(self, request: PolicyRequest, plans: Sequence[Plan], recorded: Recorded) -> list[Ranked]:
+        """Of all plans, before any was tried here: the same in every turn."""
+        task = request.task
+        if task.task_id not in self._rankings:
+            try:
+                found = expected(plans, task, request.device, recorded.near(task), self._constants(task))
+            except DeviceBroken as error:
+                raise PolicyError(f"{error}; --set policy.prior=model searches without records") from error
+            known = {one.plan.plan_id for one in found}
+            unknown = [Ranked(plan, None) for plan in plans if plan.plan_id not in known]
+            self._rankings[task.task_id] = [*(Ranked(one.plan, one.time_us) for one in found), *unknown]
+        return self._rankings[task.task_id]
+
+    def _constants(self, task: Task) -> Constants | None:
+        return self._constants_of(task) if self._constants_of else None
+
 
 def seed_plans(
     plans: Sequence[Plan], task: Task, device: DeviceInfo, count: int, constants: Constants | None = None
 ) -> list[Plan]:
     """The ``count`` plans that the model would try first: the leaders of the families, then in its order."""
     ranking = rank(plans, task, device, constants)
-    leaders: dict[str, Ranked] = {}
-    for found in ranking:
-        leaders.setdefault(found.plan.family, found)
-    best_us = ranking[0].time_us if ranking else None
-    first = [r.plan for r in leaders.values() if _may_lead(r.time_us, best_us)]
+    first = leaders(ranking)
     chosen = dict.fromkeys(plan.plan_id for plan in first)
     rest = [r.plan for r in ranking if r.plan.plan_id not in chosen]
     return [*first, *rest][:count]
+
+
+def leaders(ranking: Sequence[Ranked]) -> list[Plan]:
+    """The first plan of every family that may win."""
+    found: dict[str, Ranked] = {}
+    for one in ranking:
+        found.setdefault(one.plan.family, one)
+    best_us = ranking[0].time_us if ranking else None
+    return [one.plan for one in found.values() if _may_lead(one.time_us, best_us)]
 
 
 def _may_lead(time_us: float | None, best_us: float | None) -> bool:

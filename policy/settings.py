@@ -56,6 +56,11 @@ class PolicySettings(BaseModel):
     model: str | None = Field(default=None, max_length=200, description="Model name; null: the provider's default.")
     base_url: str | None = Field(default=None, description="Another endpoint of the provider's protocol.")
     batch: int = Field(default=16, ge=1, le=256, description="search: plans proposed in one turn.")
+    prior: Literal["records", "model"] = Field(
+        default="records",
+        description="search: what is expected of plans before they are tried; records: the model, corrected by what "
+        "was recorded at other shapes.",
+    )
     startup_trials: int = Field(default=10, ge=1, le=10_000, description="search: random trials before TPE begins.")
     max_turns: int = Field(default=40, ge=1, le=10_000, description="Turns of a language model in one rollout.")
     max_output_tokens: int = Field(default=16_000, ge=256, le=1_000_000, description="Per turn, thinking included.")

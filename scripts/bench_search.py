@@ -1,6 +1,7 @@
 """What a search policy finds in a small budget, over every fully recorded shape: distance to the recorded optimum.
 
     python scripts/bench_search.py                             # search, 24 evaluations, 3 seeds
+    python scripts/bench_search.py --policy search-records     # goes by the records of the other shapes too
     python scripts/bench_search.py --policy random --budget 96
 
 The policy runs turn by turn as in a session, and is told recorded ratios (offline, screen budget); compile, verify and
@@ -20,6 +21,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from memory.recorded_times import RecordedTimes  # noqa: E402
 from policy.base import PolicyRequest, Trial  # noqa: E402
 from policy.search import SearchPolicy  # noqa: E402
 from policy.settings import PolicySettings  # noqa: E402
@@ -63,7 +65,7 @@ def regret(
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--records", type=Path, default=default_path())
-    parser.add_argument("--policy", choices=["search", "random"], default="search")
+    parser.add_argument("--policy", choices=["search", "search-records", "random"], default="search")
     parser.add_argument("--budget", type=int, default=24)
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
@@ -73,8 +75,9 @@ def main() -> None:
     except DeviceBroken as error:
         sys.exit(f"error: {error}")
     shapes, _ = measured(device.records, families)
-    method = "tpe" if options.policy == "search" else "random"
-    policy = SearchPolicy(PolicySettings(), families, method, constants_of=held_out)
+    method = "random" if options.policy == "random" else "tpe"
+    times = RecordedTimes(options.records, families) if options.policy == "search-records" else None
+    policy = SearchPolicy(PolicySettings(), families, method, constants_of=held_out, recorded=times)
     rows: dict[str, list[float]] = defaultdict(list)
     begun = time.perf_counter()
     for shape in shapes:

@@ -13,14 +13,8 @@ stopped: what is finished is not done again, a training goes on from its checkpo
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,10 +23,9 @@ sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
 from training.card import Stage  # noqa: E402
-from training.errors import TrainingError  # noqa: E402
 from training.proof import ADAPTER_BYTES, ALL_SEARCHES, SEARCHES, cells_of, package, tables_of, write_evaluation  # noqa: E402
 from training.shelf import PARTS  # noqa: E402
-from training.writing import replacing  # noqa: E402
+from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
 
 class Scale(NamedTuple):
@@ -47,7 +40,6 @@ class Scale(NamedTuple):
     rounds: int
     budgets: Sequence[int]
     lora: Mapping[str, Any] = {}
-    reward: Mapping[str, Any] = {}
 
 
 SCALES = {
@@ -62,7 +54,6 @@ SCALES = {
         policy={},
         rounds=2,
         budgets=(1, 4, 8, 16),
-        reward={"min_std": 0.003},  # groups that differ by less differ by the measurements' noise
     ),
     "tiny": Scale(
         export=("--groups", "2", "--group-size", "2"),
@@ -79,40 +70,9 @@ SCALES = {
 }  # fmt: skip
 
 
-class Running(NamedTuple):
-    name: str
-    process: subprocess.Popen[bytes]
-    begun: float
-
-
-class Failed(Exception):
-    """One sentence, and the exit code."""
-
-    def __init__(self, sentence: str, code: int = 1) -> None:
-        super().__init__(sentence)
-        self.code = code
-
-
 def main() -> int:
     recipe = Recipe(parsed())
-    code = 130
-
-    def stop(number: int, _: object) -> None:
-        nonlocal code
-        code = 128 + number
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
-    try:
-        recipe.run()
-    except (Failed, TrainingError) as failed:
-        print(f"error: {failed}", file=sys.stderr)
-        return getattr(failed, "code", 1)
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on from there", file=sys.stderr)
-        return code
-    return 0
+    return ran(recipe.run_all)
 
 
 def parsed() -> argparse.Namespace:
@@ -140,25 +100,24 @@ def parsed() -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Recipe:
+class Recipe(Stages):
     def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given.out, given.jobs, given.processes)
         self.given, self.scale = given, SCALES[given.scale]
-        self.out: Path = given.out.absolute()
         self.rounds: int = given.rounds if given.rounds is not None else self.scale.rounds
         self.trained = ["sft", *(f"grpo{number}" for number in range(1, self.rounds + 1))]
-        self.state: dict[str, Any] = {}
 
     # --- the stages ----------------------------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run_all(self) -> None:
         given = self.given
         if self.rounds < 0 or given.processes < 1 or given.jobs < 1:
             raise Failed("--rounds is 0 or more, --processes and --jobs are 1 or more")
         if unknown := [part for part in given.parts.split(",") if part and part not in PARTS]:
             raise Failed(f"--parts are of {', '.join(PARTS)}, not '{unknown[0]}'")
-        self.open()
+        self.open(given.fresh)
         for name, words in self.stages().items():
-            self.stage(name, words, lambda name=name, words=words: self.wait([self.start(name, words)]))
+            self.run(name, words)
             if given.until == name:
                 return
         words = {row: self.evaluation(row) for row in self.rows()}
@@ -255,9 +214,6 @@ class Recipe:
     def source(self) -> list[str]:
         return ["--from", str(self.given.source.absolute())] if self.given.source else []
 
-    def path(self, *parts: str) -> str:
-        return str(self.out.joinpath(*parts))
-
     def shown(self, words: Any) -> list[str]:
         """Without this machine's places."""
         if not isinstance(words, list):
@@ -267,108 +223,6 @@ class Recipe:
         for place, name in places.items():
             words = [word.replace(place, name) for word in words]
         return ["agent", *words]
-
-    # --- running them --------------------------------------------------------------------------------------------
-
-    def stage(self, name: str, words: Any, work: Callable[[], None]) -> None:
-        """Unless it is finished."""
-        known = self.state.get(name)
-        if known is not None and known["words"] != words:
-            raise Failed(
-                f"{self.out} holds a run whose stage {name} was asked otherwise: take another --out, or --fresh"
-            )
-        if known is not None and known["finished"]:
-            print(f"{name}: finished before", flush=True)
-            return
-        told = " ".join(words) if isinstance(words, list) else f"{len(words)} processes, {self.given.jobs} at a time"
-        print(f"{name}: {told}", flush=True)
-        begun, is_finished = time.monotonic() - (known["seconds"] if known is not None else 0.0), False
-        try:
-            work()
-            is_finished = True
-        finally:
-            seconds = round(time.monotonic() - begun, 1)
-            self.state[name] = {"words": words, "seconds": seconds, "finished": is_finished}
-            self.save()
-        print(f"{name}: {seconds:.0f} s", flush=True)
-
-    def start(self, name: str, words: Sequence[str]) -> Running:
-        launch = [sys.executable, "-m", "agent"]
-        if words[0] == "collect" and self.given.jobs > 1:  # no part of what was asked: a stopped run may take others
-            words = [*words, "--jobs", str(self.given.jobs)]
-        if words[0] == "train" and self.given.processes > 1:
-            count = ("--nproc-per-node", str(self.given.processes))
-            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]
-        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
-            # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.
-            process = subprocess.Popen(
-                [*launch, *words], stdout=log, stderr=log, env=environ, cwd=self.out, start_new_session=True
-            )
-        return Running(name, process, time.monotonic())
-
-    def wait(self, running: Sequence[Running]) -> None:
-        try:
-            for one in running:
-                one.process.wait()
-        finally:
-            end(running)
-        for one in running:
-            if code := one.process.returncode:
-                lines = (self.out / "logs" / f"{file_name(one.name)}.log").read_text(errors="replace").splitlines()
-                why = next(
-                    (line.removeprefix("error: ") for line in reversed(lines) if line.strip()), "nothing was said"
-                )
-                raise Failed(f"{one.name}: {why[:300]} (all that it said is in {self.out / 'logs'})", abs(code))
-
-    def side_by_side(self, words: Mapping[str, Sequence[str]]) -> None:
-        """At most --jobs at a time. What was played before is in the caches."""
-        (self.out / "evaluate").mkdir(exist_ok=True)
-        left = list(words.items())
-        running: list[Running] = []
-        try:
-            while left or running:
-                while left and len(running) < self.given.jobs:
-                    row, own = left.pop(0)
-                    running.append(self.start(f"evaluate {row}", own))
-                for one in [one for one in running if one.process.poll() is not None]:
-                    running.remove(one)
-                    self.wait([one])
-                    print(f"  {one.name}: {time.monotonic() - one.begun:.0f} s", flush=True)
-                time.sleep(0.05)
-        finally:
-            end(running)
-
-    # --- what is finished ----------------------------------------------------------------------------------------
-
-    def open(self) -> None:
-        path = self.out / "stages.json"
-        try:
-            if self.given.fresh and path.is_file():
-                shutil.rmtree(self.out)
-            (self.out / "logs").mkdir(parents=True, exist_ok=True)
-            self.state = json.loads(path.read_text()) if path.is_file() else {}
-        except OSError as error:
-            raise Failed(f"the folder {self.out} cannot be made or read: {error.strerror}") from error
-        except ValueError as error:
-            raise Failed(f"{path} is damaged: begin anew with --fresh") from error
-
-    def save(self) -> None:
-        with replacing(self.out / "stages.json") as new:
-            new.write_text(json.dumps(self.state, indent=1) + "\n")
-
-
-def end(running: Sequence[Running]) -> None:
-    """A training writes a checkpoint first."""
-    for one in running:
-        if one.process.poll() is None:
-            one.process.terminate()
-    for one in running:
-        one.process.wait()
-
-
-def file_name(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
 
 
 if __name__ == "__main__":

@@ -219,10 +219,15 @@ def test_signals_stop_a_session_and_keep_it(tmp_path: Path, record_path: Path, n
     [("typer", signal.SIGINT), ("typer", signal.SIGTERM), ("agent.config", signal.SIGINT), ("optuna", signal.SIGINT)],
 )
 def test_a_signal_among_the_imports(tmp_path: Path, record_path: Path, module: str, number: int) -> None:
-    """-X importtime says on stderr when a module has been imported."""
+    """-X importtime says on stderr when a module has been imported; optuna, by a search that goes by the model."""
     command = [sys.executable, "-X", "importtime", "-m", "agent", *optimize(record_path, evaluations=150)]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, cwd=ROOT, env=environment(tmp_path)
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=ROOT,
+        env=environment(tmp_path, HGEMM_AGENT_POLICY__PRIOR="model"),
     )
     assert process.stderr is not None
     for line in process.stderr:

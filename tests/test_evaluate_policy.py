@@ -238,6 +238,19 @@ def test_the_list_of_the_prompts_is_a_policy_of_its_own(shelf: Shelf, shapes: li
     assert not any(f" {label}" in later.partition("expected here:")[2] for label in tried)
 
 
+def test_the_search_by_records_is_a_policy_of_its_own(tmp_path: Path) -> None:
+    """It asks training shapes only, as the prompts do; of the packaged records, where there are some."""
+    given = ("evaluate-policy", "--policy", "search", "--policy", "search-records", "--budgets", "1,8", "--seeds", "1")
+    done = agent(tmp_path, *given, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    by_model, by_records = ({row["policy"]: row for row in document["policies"]}[name] for name in given[2:5:2])
+    for budget in ("1", "8"):
+        assert by_records["regret"][budget]["mean"] < by_model["regret"][budget]["mean"]
+    again = agent(tmp_path, *given, "--json")
+    assert json.loads(again.stdout)["policies"] == document["policies"]
+
+
 def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(shelf: Shelf, shapes: list[Shape]) -> None:
     policy = Scripted()
     (cell, _), _ = played([Player("scripted", policy, "s")], plays(shelf, shapes[:1], (4,)))
@@ -296,7 +309,7 @@ def test_the_command_tells_the_table_as_text_markdown_and_json(path: Path, tmp_p
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (["--policy", "clever"], "--policy is one of random, search, model, shortlist, base"),
+        (["--policy", "clever"], "--policy is one of random, search, search-records, model, shortlist, base"),
         (["--adapter", "sft"], "write --adapter NAME=FOLDER"),
         (["--adapter", "search=x"], "two policies called 'search'"),
         (["--adapter", "sft=/nowhere"], "the folder /nowhere does not exist"),

@@ -301,6 +301,26 @@ def test_same_seed_same_exemplars(tmp_path: Path) -> None:
     assert len({text(1, number) for number in range(12)}) > 1, "each round draws anew"
 
 
+def test_the_list_of_the_local_policys_prompt_turns_to_what_a_partial_record_is_likely_to_hold(tmp_path: Path) -> None:
+    """A plan without record costs an evaluation, and a list of such plans a whole round."""
+    from policy.search import MODEL_FIRST, seed_plans
+    from tools.families import load_families, plans_taking
+    from tools.replay import ReplayDevice
+
+    families, device = load_families(), ReplayDevice()
+    deps = make_deps(tmp_path, device=device, families=families, session__shape="4096,8192,64")
+    memory = Memory(deps)
+    likely = seed_plans(plans_taking(families, deps.task, 132), deps.task, device.info, MODEL_FIRST)
+    of_record = {plan.plan_id for plan in likely}
+    first = [one.plan.plan_id for one in memory.shortlist(())]
+    assert not set(first) <= of_record
+    later = [one.plan.plan_id for one in memory.shortlist(first, is_partly_recorded=True)]
+    assert set(later) <= of_record - set(first) and len(later) == len(first)
+    everything = memory.shortlist(list(of_record), is_partly_recorded=True)
+    assert everything == memory.shortlist(list(of_record))
+    device.close()
+
+
 @pytest.mark.parametrize("strategy", ["contrastive", "islands", "best-k", "random"])
 def test_every_strategy_makes_a_prompt_within_the_budget(tmp_path: Path, strategy: str) -> None:
     from memory.contrast_budget import estimate_tokens

@@ -36,7 +36,7 @@ from policy.chat import OPEN, messages_of, parse_turn, segments, tool_messages  
 from policy.compact import compact_prompt, compact_tools  # noqa: E402
 from policy.factory import make_policy  # noqa: E402
 from policy.grammar import allowed_calls, frame_of, options, turn_grammar  # noqa: E402
-from policy.local_policy import LocalPolicy  # noqa: E402
+from policy.local_policy import LocalPolicy, sampling_seed  # noqa: E402
 from policy.local_worker import Worker, context_of  # noqa: E402
 from policy.picking import Picked, Sampling, pick  # noqa: E402
 from policy.sampling import Row, Sampler  # noqa: E402
@@ -381,6 +381,19 @@ def test_a_group_is_sampled_at_once_and_reproducibly(policy: LocalPolicy, plans:
     alone = policy.step(request(rollout=2))
     assert alone.tool_calls == first[2].tool_calls
     assert policy.name == "local:tiny" and 0 < policy.peak_rss_bytes < 2.5e9
+
+
+def test_the_same_seed_draws_other_numbers_at_every_shape_rollout_and_turn() -> None:
+    first = request()
+    others = [
+        request(seed=1),
+        request(rollout=1),
+        first.model_copy(update={"task": hgemm(64, 64, 128)}),  # else all shapes would be one sample
+        first.model_copy(update={"steps": first.steps[:1]}),
+    ]
+    assert len({sampling_seed(one) for one in (first, *others)}) == 5 and sampling_seed(first) == sampling_seed(
+        request()
+    )
 
 
 def test_no_timing_runs_while_a_model_is_put_onto_its_gpu(folder: Path, tmp_path: Path) -> None:

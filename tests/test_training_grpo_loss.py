@@ -24,11 +24,13 @@ CLIP, CLIP_HIGH, KL, TEMPERATURE = 0.2, 0.3, 0.05, 0.7
 def samples() -> list[Sample]:
     """One group of three, uneven in length, with a tool's answer inside, and one that only fills it up."""
     made = [
-        Sample("a", "g", (5, 6, 7), (10, 11, 12, 13), (1, 0, 0, 1), (-5.0, 0.0, 0.0, -6.0), TEMPERATURE, 1.2),
-        Sample("b", "g", (5,), (20, 21), (1, 1), (-4.5, -6.5), TEMPERATURE, -0.7),
-        Sample("c", "g", (5, 6), (30, 31, 1), (1, 1, 1), (-5.4, -5.7, -5.5), TEMPERATURE, -0.5),
+        Sample("a", "g", (5, 6, 7), (10, 11, 12, 13), (1, 0, 0, 1), (-5.0, 0.0, 0.0, -6.0), TEMPERATURE),
+        Sample("b", "g", (5,), (20, 21), (1, 1), (-4.5, -6.5), TEMPERATURE),
+        Sample("c", "g", (5, 6), (30, 31, 1), (1, 1, 1), (-5.4, -5.7, -5.5), TEMPERATURE),
     ]
-    return [*made, replace(made[0], mask=(0, 0, 0, 0), advantage=0.0)]
+    turns = ((1.2, 1.2, 1.2, -0.3), (-0.7,) * 2, (-0.5,) * 3)  # the first one has two turns
+    made = [replace(sample, advantages=own) for sample, own in zip(made, turns, strict=True)]
+    return [*made, replace(made[0], mask=(0, 0, 0, 0))]
 
 
 def of_one_prompt() -> list[Sample]:
@@ -57,11 +59,11 @@ def by_hand(rows: list[Sample], now: list[list[float]], old: list[list[float]], 
     total = 0.0
     for sample, mine, logged, frozen in zip(rows, now, old, reference, strict=True):
         terms = []
-        for use, p, q, f in zip(sample.mask, mine, logged, frozen, strict=True):
+        for use, advantage, p, q, f in zip(sample.mask, sample.advantages, mine, logged, frozen, strict=True):
             if use:
                 ratio = math.exp(p - q)
                 clipped = min(max(ratio, 1 - CLIP), 1 + CLIP_HIGH)
-                gain = min(ratio * sample.advantage, clipped * sample.advantage)
+                gain = min(ratio * advantage, clipped * advantage)
                 terms.append(-gain + KL * (math.exp(f - p) - (f - p) - 1))
         total += sum(terms) / max(1, len(terms))
     return total / len(rows)

@@ -1,23 +1,15 @@
-"""Which rows teach, and how: imitation of the best, groups of one size, advantages of what is known. No model."""
+"""Which rows teach, and how: imitation of the best, groups of one size, advantages of turns as tokens. No model."""
 
-import math
 from collections import Counter
 
 import pytest
 from training_kit import row
 
-from policy.reward import RewardSettings
 from training.errors import TrainingError
-from training.rows import Row
-from training.samples import Sample, advantages, grouped, imitated, one_temperature
+from training.samples import Sample, credited, grouped, imitated, one_temperature
 from training.settings import GrpoSettings, SftSettings, TrainSettings
 
 HELDOUT = (64, 64, 128)
-
-
-def advantage(*rows: Row) -> tuple[dict[str, float], dict[str, int]]:
-    left_out: Counter[str] = Counter()
-    return advantages(rows, RewardSettings(), left_out), dict(left_out)
 
 
 def sample(name: str, group: str = "g", logprobs: tuple[float, ...] | None = (-0.5, -0.5), **given: object) -> Sample:
@@ -25,46 +17,24 @@ def sample(name: str, group: str = "g", logprobs: tuple[float, ...] | None = (-0
     return Sample(row_id=name, group_id=group, **{**fields, **given})  # type: ignore[arg-type]
 
 
-def test_advantages_are_normalised_within_their_group() -> None:
-    found, left_out = advantage(
-        row(0, reward=1.0), row(1, reward=2.0), row(0, "h", reward=5.0), row(1, "h", reward=9.0)
-    )
-    assert found == {"g-0": -1.0, "g-1": 1.0, "h-0": -1.0, "h-1": 1.0} and not left_out
-
-
-def test_an_outlier_is_clipped() -> None:
-    found, _ = advantage(*(row(i, reward=1.0) for i in range(9)), row(9, reward=100.0))
-    assert found["g-9"] == 1.5 and found["g-0"] == pytest.approx(-1 / 3)
-
-
-@pytest.mark.parametrize(
-    ("rows", "reasons"),
-    [
-        ([row(0)], {"alone in its group": 1}),
-        ([row(0), row(1), row(2)], {"equal rewards in the group": 3}),
-        ([row(0, reward=math.nan), row(1)], {"reward is no number": 1, "alone in its group": 1}),
-        ([row(0, reward=math.inf), row(1)], {"reward is no number": 1, "alone in its group": 1}),
-        ([row(0, reward=None), row(1)], {"no reward": 1, "alone in its group": 1}),
-    ],
-)
-def test_groups_that_teach_nothing(rows: list[Row], reasons: dict[str, int]) -> None:
-    assert advantage(*rows) == ({}, reasons)
-
-
-def test_what_is_not_known_does_not_count_in_the_mean() -> None:
-    found, left_out = advantage(row(0, reward=1.0), row(1, reward=None), row(2, reward=3.0))
-    assert found == {"g-0": -1.0, "g-2": 1.0} and left_out == {"no reward": 1}
-
-
 def test_groups_are_of_one_size() -> None:
     settings = GrpoSettings(group_size=4)
-    large = [sample(f"g-{i}", advantage=float(i)) for i in range(6)]
-    small = [sample("h-0", "h", advantage=1.0), sample("h-1", "h", advantage=-1.0)]
+    large = [sample(f"g-{i}", advantages=(float(i),) * 2) for i in range(6)]
+    small = [sample("h-0", "h"), sample("h-1", "h")]
     found = grouped([*large, *small], settings, Counter())
     assert [s.row_id for s in found] == [*(f"g-{i}" for i in range(6)), "g-4", "g-4", "h-0", "h-1", "h-0", "h-0"]
     fillers = [found[i] for i in (6, 7, 10, 11)]
-    assert all(not any(f.mask) and f.advantage == 0.0 for f in fillers)
-    assert [s.advantage for s in found[:6]] == [0, 1, 2, 3, 4, 5]
+    assert all(not any(f.mask) for f in fillers)
+    assert [s.advantages[0] for s in found[:6]] == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_advantage_of_each_turn_is_that_of_its_tokens() -> None:
+    long = sample("a", completion_ids=(2, 3, 4, 5, 6), mask=(1, 1, 0, 1, 1), starts=(0, 3))
+    found = credited(long, (0.5, -1.0))
+    assert found is not None and found.advantages == (0.5, 0.5, 0.5, -1.0, -1.0)
+    whole = credited(sample("a"), (0.5,))
+    assert whole is not None and whole.advantages == (0.5, 0.5)  # of the rollout: no turns need to be told apart
+    assert credited(sample("a"), (0.5, -1.0)) is None
 
 
 def test_rows_without_log_probabilities_only_where_that_is_said() -> None:

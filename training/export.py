@@ -296,6 +296,7 @@ def _tokens(steps: tuple[Step, ...]) -> RowTokens | None:
     ids: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
+    starts: list[int] = []
     for turn, use in sampled:
         done = [*prompt, *ids]
         if list(turn.context_ids[: len(done)]) != done:
@@ -304,6 +305,7 @@ def _tokens(steps: tuple[Step, ...]) -> RowTokens | None:
             return None
         between = turn.context_ids[len(done) :]
         chosen = list(turn.mask or (1,) * len(turn.token_ids)) if use else [0] * len(turn.token_ids)
+        starts.append(len(ids) + len(between))
         ids += [*between, *turn.token_ids]
         mask += [*(0 for _ in between), *chosen]
         logprobs += [*(0.0 for _ in between), *(p if m else 0.0 for p, m in zip(turn.logprobs, chosen, strict=True))]
@@ -316,6 +318,7 @@ def _tokens(steps: tuple[Step, ...]) -> RowTokens | None:
             completion_ids=tuple(ids),
             mask=tuple(mask),
             logprobs=tuple(logprobs),
+            starts=tuple(starts),
         )
     except ValidationError:  # a log-probability that is no number
         return None

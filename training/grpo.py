@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from policy.base_model import Base
+from training.credit import advantages
 from training.errors import TrainingError
 from training.folder import RunFolder
 from training.loop import Job, Result, arguments, in_folder, reasons, run, trainable
 from training.rows import Row
-from training.samples import Sample, advantages, grouped, in_split, one_temperature, samples_of
+from training.samples import Sample, credited, grouped, in_split, one_temperature, samples_of
 from training.settings import GrpoSettings
 
 
@@ -36,10 +36,15 @@ def _train(job: Job, base: Base, folder: RunFolder, rows: list[Row]) -> Result:
 def prepared(job: Job, base: Base, rows: Sequence[Row], left_out: Counter[str]) -> list[Sample]:
     """Groups of one size, one after the other."""
     settings = job.settings.grpo
-    known = advantages(in_split(rows, settings.split, left_out), job.settings.reward, left_out)
+    known = advantages(in_split(rows, settings.split, left_out), settings, job.settings.reward, left_out)
     taught = [row for row in rows if row.row_id in known]
-    samples = samples_of(taught, base, settings.max_length, left_out)
-    return grouped((replace(s, advantage=known[s.row_id]) for s in samples), settings, left_out)
+    samples = []
+    for sample in samples_of(taught, base, settings.max_length, left_out):
+        if (found := credited(sample, known[sample.row_id])) is None:
+            left_out["where its turns begin is not known"] += 1
+        else:
+            samples.append(found)
+    return grouped(samples, settings, left_out)
 
 
 def _hint(left_out: Counter[str]) -> str:

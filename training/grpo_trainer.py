@@ -84,7 +84,7 @@ class OfflineGRPOTrainer(BesideTimings, WholeCheckpoints, GRPOTrainer):
             samples = [self.samples[row["index"]] for row in generation_batch]
             metrics = self._metrics["train"]
             metrics["rows_that_count"].append(float(sum(any(s.mask) for s in samples)))
-            metrics["advantage_abs"].append(sum(abs(s.advantage) for s in samples) / len(samples))
+            metrics["advantage_abs"].append(_mean_abs(samples))
         batch: dict[str, Any] = self._batches[self._step % batches]
         return batch
 
@@ -194,5 +194,11 @@ def collate(samples: Sequence[Sample], pad_token_id: int, device: Any) -> dict[s
         "completion_mask": padded([[1] * len(c) for c in completions], torch.long, "right", 0),
         "tool_mask": padded([s.mask for s in samples], torch.long, "right", 0),
         "logged_logps": padded(logged, torch.float32, "right", 0.0),
-        "advantages": torch.tensor([s.advantage for s in samples], dtype=torch.float32, device=device),
+        "advantages": padded([s.advantages for s in samples], torch.float32, "right", 0.0),
     }
+
+
+def _mean_abs(samples: Sequence[Sample]) -> float:
+    """Of the advantages of tokens that count."""
+    counted = [abs(value) for s in samples for value, use in zip(s.advantages, s.mask, strict=True) if use]
+    return sum(counted) / len(counted) if counted else 0.0

@@ -48,7 +48,8 @@ def tables_of(
     cells: Mapping[str, Sequence[Cell]], record: Path, splits: Sequence[str], budgets: Sequence[int]
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Markdown by what it is of, and the same as a document. Differences from the search, from the list of the prompts
-    alone, and from the adapter without reinforcement learning."""
+    alone, and from the adapter without reinforcement learning. Pruned shapes have a table of their own: their optimum
+    is not known, and the best that is recorded stands for it."""
     device = ReplayDevice(record)
     try:
         played = {cell.task_id for own in cells.values() for cell in own}
@@ -60,10 +61,14 @@ def tables_of(
     tables = {}
     for split in splits:
         mine = [shape for shape in shapes if split in ("all", split_of(shape.task))]
-        if of_split := _in(cells, mine):
-            told, document[split] = _compared(of_split, mine, budgets)
-            complete = sum(shape.is_complete for shape in mine)
-            tables[f"{split}: {len(mine)} shapes, {complete} with a known optimum"] = "\n".join(told)
+        complete = [shape for shape in mine if shape.is_complete]
+        pruned = [shape._replace(is_complete=True) for shape in mine if not shape.is_complete and shape.best > 0]
+        if of_split := _in(cells, complete):
+            told, document[split] = _compared(of_split, complete, budgets)
+            tables[f"{split}: {len(complete)} shapes with a known optimum"] = "\n".join(told)
+        if of_split := _in(cells, pruned):
+            told, document[f"{split}, pruned"] = _compared(of_split, pruned, budgets)
+            tables[f"{split}: {len(pruned)} pruned shapes, against the best that is recorded"] = "\n".join(told)
     return tables, document
 
 

@@ -58,7 +58,8 @@ class Turn(_Part):
 
 class RowTokens(_Part):
     """The rollout as it was sampled. ``mask``: 1 where the model chose the token, 0 in a tool's answer and where a
-    grammar left no choice. ``logprobs`` are at ``temperature``; 0 where ``mask`` is 0."""
+    grammar left no choice. ``logprobs`` are at ``temperature``; 0 where ``mask`` is 0. ``starts``: where each of the
+    policy's turns begins in the completion; empty in files that do not say so."""
 
     model: str
     tokenizer: str
@@ -67,6 +68,7 @@ class RowTokens(_Part):
     completion_ids: tuple[int, ...] = Field(min_length=1)
     mask: tuple[Literal[0, 1], ...]
     logprobs: tuple[float, ...]
+    starts: tuple[int, ...] = ()
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
@@ -219,7 +221,7 @@ def features() -> Features:
     call = dict.fromkeys(RowCall.model_fields, text)
     turn = dict.fromkeys(("role", "content", "tool_call_id", "name"), text)
     tokens = {"model": text, "tokenizer": text, "temperature": number}
-    ids = {name: many(integer) for name in ("prompt_ids", "completion_ids", "mask")}
+    ids = {name: many(integer) for name in ("prompt_ids", "completion_ids", "mask", "starts")}
     provenance = {name: integer if name in _COUNTS else text for name in Provenance.model_fields}
     return Features(
         {

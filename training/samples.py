@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 from policy.base_model import Base
 from policy.chat import ChatError, Message, call_message, encode
-from policy.reward import RewardSettings, smooth
 from training.errors import TrainingError
 from training.rows import Row, Turn
 from training.settings import GrpoSettings, SftSettings
@@ -17,7 +16,9 @@ from training.settings import GrpoSettings, SftSettings
 
 @dataclass(frozen=True)
 class Sample:
-    """``mask``: 1 where a loss may cover the completion's token. ``logprobs`` is None where they were not logged."""
+    """``mask``: 1 where a loss may cover the completion's token. ``logprobs`` is None where they were not logged.
+    ``starts``: where each of the policy's turns begins in the completion; empty if that is not known. ``advantages``:
+    of the completion's tokens."""
 
     row_id: str
     group_id: str
@@ -26,7 +27,8 @@ class Sample:
     mask: tuple[int, ...]
     logprobs: tuple[float, ...] | None = None
     temperature: float = 1.0
-    advantage: float = 0.0
+    starts: tuple[int, ...] = ()
+    advantages: tuple[float, ...] = ()
 
     @property
     def length(self) -> int:
@@ -65,6 +67,7 @@ def sample_of(row: Row, base: Base) -> Sample:
             tokens.mask,
             tokens.logprobs,
             tokens.temperature,
+            tokens.starts,
         )
     try:
         tools = [{"type": "function", "function": tool} for tool in json.loads(row.tools)]
@@ -130,24 +133,17 @@ def in_split(rows: Sequence[Row], split: str, dropped: Counter[str]) -> list[Row
 # --- groups -----------------------------------------------------------------------------------------------------------
 
 
-def advantages(rows: Sequence[Row], reward: RewardSettings, dropped: Counter[str]) -> dict[str, float]:
-    """By row_id, of the rows that a group can teach something: rewards normalised and clipped within their group."""
-    groups: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        if row.known_reward is None:
-            dropped["no reward" if row.reward is None else "reward is no number"] += 1
-        else:
-            groups[row.group_id].append(row)
-    found: dict[str, float] = {}
-    for members in groups.values():
-        relative = smooth([row.known_reward for row in members], reward)
-        if len(members) < 2:
-            dropped["alone in its group"] += 1
-        elif not any(relative):
-            dropped["equal rewards in the group"] += len(members)
-        else:
-            found |= {row.row_id: value or 0.0 for row, value in zip(members, relative, strict=True)}
-    return found
+def credited(sample: Sample, turns: Sequence[float]) -> Sample | None:
+    """With an advantage for each of its turns, or one for all. None if it is not known where its turns begin."""
+    length = len(sample.completion_ids)
+    if len(turns) == 1:
+        return replace(sample, advantages=(turns[0],) * length)
+    if len(sample.starts) != len(turns):
+        return None
+    ends = (*sample.starts[1:], length)
+    before = [0.0] * sample.starts[0]
+    spread = [turn for turn, begin, end in zip(turns, sample.starts, ends, strict=True) for _ in range(begin, end)]
+    return replace(sample, advantages=(*before, *spread))
 
 
 def grouped(samples: Iterable[Sample], settings: GrpoSettings, dropped: Counter[str]) -> list[Sample]:
@@ -163,7 +159,7 @@ def grouped(samples: Iterable[Sample], settings: GrpoSettings, dropped: Counter[
     for members in groups.values():
         for begin in range(0, len(members), settings.group_size):
             part = members[begin : begin + settings.group_size]
-            filler = replace(part[0], mask=(0,) * len(part[0].mask), advantage=0.0)
+            filler = replace(part[0], mask=(0,) * len(part[0].mask))
             found += [*part, *([filler] * (settings.group_size - len(part)))]
     return found
 

@@ -62,6 +62,15 @@ class GrpoSettings(LoopSettings):
     kl: float = Field(default=0.02, ge=0, le=100, description="Weight of the divergence from the reference.")
     loss: Literal["grpo", "bnpo", "dr_grpo", "dapo"] = Field(default="grpo", description="How tokens are averaged.")
     ratio: Literal["token", "sequence"] = "token"
+    credit: Literal["rollout", "best", "turn", "gain"] = Field(
+        default="rollout",
+        description="A turn's worth: the rollout's reward (of what it submitted), the best ratio that it evaluated, "
+        "the turn's own, or what the best owes to the turn.",
+    )
+    scale: Literal["group", "all", "none"] = Field(
+        default="group",
+        description="Unit of advantages: the group's spread, that of all groups (large differences weigh more), or 1.",
+    )
     behaviour: Literal["logged", "reference"] = Field(
         default="logged",
         description="Rows without log-probabilities are left out (logged), or count as sampled from the reference.",

@@ -61,6 +61,7 @@ class Shelf:
         self._expected: dict[str, list[Expected]] = {}
         self._plans: dict[str, list[Plan]] = {}
         self._references: dict[str, float | None] = {}
+        self._complete: dict[str, bool] = {}
 
     def at(self, task: Task) -> Mapping[str, Tried]:
         """By key, in the record file's order."""
@@ -78,7 +79,8 @@ class Shelf:
         return nearest(task, self._taught, count)
 
     def expected(self, task: Task) -> Sequence[Expected]:
-        """Of every plan that the shape accepts, quickest first."""
+        """Of every plan that the shape accepts, quickest first; where only likely plans are recorded, of these alone:
+        of others nothing would be known when they are tried."""
         if task.task_id not in self._expected:
             self._expected[task.task_id] = self._expected_from(task, self.near(task, ASKED))
         return self._expected[task.task_id]
@@ -92,7 +94,11 @@ class Shelf:
 
     def _expected_from(self, task: Task, near: Sequence[Task]) -> list[Expected]:
         known = [self._measured_at(other) for other in near]
-        return expected(self.plans(task), task, self.device, known, held_out(task))
+        found = expected(self.plans(task), task, self.device, known, held_out(task))
+        if self.is_complete(task):
+            return found
+        at = self.at(task)
+        return [one for one in found if one.plan.plan_id in at]
 
     def _measured_at(self, task: Task) -> Measured:
         if task.task_id not in self._measured:
@@ -107,6 +113,11 @@ class Shelf:
     def is_complete(self, task: Task) -> bool:
         """Every plan that the shape accepts is recorded, so that the optimum is known. Where many are not, one of these
         is found soon."""
+        if task.task_id not in self._complete:
+            self._complete[task.task_id] = self._is_complete(task)
+        return self._complete[task.task_id]
+
+    def _is_complete(self, task: Task) -> bool:
         screened = set(self.records.screened(task.task_id))
         of_op = (family for family in self._families.values() if family.op == task.op)
         others = (v for family in of_op for v in variants(family) if v.key not in screened)

@@ -1,0 +1,228 @@
+"""Several ways of GRPO from one adapter and one collection, trained one after the other and played against each other.
+
+    python scripts/compare_grpo.py --out runs/grpo --sft runs/full/sft --jobs 6                # one GPU, all variants
+    python scripts/compare_grpo.py --out runs/grpo --sft runs/full/sft --jobs 6 --variants turn,gain
+    python scripts/compare_grpo.py --out runs/grpo --sft runs/full/sft --jobs 6 --variants turn --full turn
+
+Stages: collect rollouts of --sft at the training shapes, pruned ones too -> (sft-wide: imitation at the same shapes,
+where --wide gives rows, to tell what the data bring without reinforcement) -> a training for each variant -> everything
+is played at held-out and off-grid shapes -> evaluation.md. --full NAME adds the base and NAME without parts of its
+prompts. Each command is a stage: the same command goes on where it was stopped, and with more variants, budgets or
+seeds it does what is missing.
+
+Choose a variant by the table of pruned held-out shapes (--pruned-seeds), and tell what it is worth by the others: the
+best of several at few shapes is also the luckiest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.replay import default_path  # noqa: E402
+from training.proof import ALL_SEARCHES, SEARCHES, cells_of, tables_of, write_evaluation  # noqa: E402
+from training.shelf import PARTS  # noqa: E402
+from training.stages import Failed, Stages, file_name, ran  # noqa: E402
+
+#: Of all variants. Offline, a step away from the logged policy is all that a narrow clip allows.
+COMMON: dict[str, Any] = {
+    "grpo.epochs": 1,
+    "grpo.batch_size": 32,
+    "grpo.groups_per_step": 8,
+    "grpo.log_steps": 2,
+    "grpo.learning_rate": 1e-4,
+    "grpo.warmup": 0.1,
+    "grpo.clip": 0.8,
+    "grpo.clip_high": 3.0,
+    "grpo.kl": 0.01,
+}
+#: What each changes, most promising first. ``plain`` has nothing but the wider data, and so tells what these bring.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "turn": {"grpo.credit": "turn"},
+    "gain": {"grpo.credit": "gain"},
+    "best": {"grpo.credit": "best"},
+    "plain": {},
+    "all": {"grpo.credit": "best", "grpo.scale": "all", "reward.min_std": 0.003},  # less is the measurements' noise
+    "turn-free": {"grpo.credit": "turn", "grpo.kl": 0.001, "grpo.epochs": 2},
+}
+TINY: dict[str, Any] = {
+    "grpo.max_steps": 2,
+    "grpo.batch_size": 2,
+    "grpo.group_size": 4,
+    "grpo.groups_per_step": 1,
+    "grpo.log_steps": 1,
+    "grpo.max_length": 8000,
+}
+COLLECT = {"full": ("--groups", "1", "--group-size", "8", "--batch", "512"),
+           "tiny": ("--groups", "1", "--group-size", "4", "--batch", "16")}  # fmt: skip
+SFT = {
+    "full": {"sft.epochs": 1, "sft.batch_size": 8, "sft.log_steps": 5},
+    "tiny": {"sft.max_steps": 2, "sft.batch_size": 2, "sft.eval_rows": 2, "sft.max_length": 8000},
+}
+POLICY = {"full": {}, "tiny": {"policy.local.words": 8}}
+BATCH = {"full": "256", "tiny": "16"}
+WIDE = "sft-wide"
+
+
+def main() -> int:
+    return ran(Comparison(parsed()).run_all)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; the same command goes on in it")
+    parser.add_argument("--sft", type=Path, required=True, help="the adapter that all begin with")
+    parser.add_argument("--wide", type=Path, help="rows of the same shapes to imitate (export-trajectories --pruned)")
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=FOLDER", help="another adapter to play")
+    parser.add_argument("--variants", default=",".join(VARIANTS), help=f"of {', '.join(VARIANTS)} (default: all)")
+    parser.add_argument("--full", metavar="NAME", help="also the base, and this one without each part of its prompts")
+    parser.add_argument("--scale", choices=("full", "tiny"), default="full", help="tiny: for a test")
+    parser.add_argument("--from", dest="source", type=Path, help="a record file (default: the packaged H200's)")
+    parser.add_argument("--base", help="a model's folder or a hub's id (default: smollm2)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--budgets", default="1,4")
+    parser.add_argument("--seeds", type=int, default=6, help="of the evaluation")
+    parser.add_argument("--pruned-seeds", type=int, default=0, metavar="N", help="at pruned held-out shapes too, at 4")
+    parser.add_argument("--no-searches", action="store_true", help="not played now: they need no GPU")
+    parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that collect, policies that are played")
+    parser.add_argument("--trainings", type=int, default=1, help="side by side, on one GPU")
+    parser.add_argument("--processes", type=int, default=1, help="of one training, one a GPU")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.FIELD=VALUE",
+                        help="of the trainings or of the policy")  # fmt: skip
+    parser.add_argument("--until", metavar="STAGE", choices=("collect", "train"), help="stop after this")
+    parser.add_argument("--fresh", action="store_true", help="begin anew, whatever is in the folder")
+    return parser.parse_args()
+
+
+class Comparison(Stages):
+    def __init__(self, given: argparse.Namespace) -> None:
+        super().__init__(given.out, given.jobs, given.processes)
+        self.given = given
+        self.sft = given.sft.absolute()
+        self.variants = [name for name in given.variants.split(",") if name]
+
+    def run_all(self) -> None:
+        given = self.given
+        if unknown := [name for name in self.variants if name not in VARIANTS]:
+            raise Failed(f"--variants are of {', '.join(VARIANTS)}, not '{unknown[0]}'")
+        if given.jobs < 1 or given.trainings < 1 or given.processes < 1:
+            raise Failed("--jobs, --trainings and --processes are 1 or more")
+        if not (self.sft / "adapter_config.json").is_file():
+            raise Failed(f"{self.sft} holds no adapter: give --sft the folder of `agent train sft`")
+        players = self.players()
+        if given.full is not None and given.full not in players:
+            raise Failed(f"--full is of {', '.join(players)}, not '{given.full}'")
+        self.open(given.fresh)
+        # Beside what collects, whose processes wait for Python more than for the GPU, there is room for a training.
+        self.each({"collect": self.collection(), **self.imitation()}, min(2, given.trainings))
+        if given.until == "collect":
+            return
+        self.each(self.trainings(), given.trainings)
+        if given.until == "train":
+            return
+        self.each(self.evaluations(players), given.jobs)
+        self.tell(players)
+
+    def players(self) -> dict[str, Path]:
+        """Adapters by their name in the table."""
+        found = {"sft": self.sft}
+        for text in self.given.also:
+            name, _, folder = text.partition("=")
+            found[name] = Path(folder).absolute()
+        if self.given.wide is not None:
+            found[WIDE] = self.out / WIDE
+        return found | {name: self.out / name for name in self.variants}
+
+    # --- commands ------------------------------------------------------------------------------------------------
+
+    def collection(self) -> list[str]:
+        given = self.given
+        return ["collect", "--adapter", str(self.sft), "--out", self.path("collected.jsonl"), "--pruned",
+                "--seed", str(given.seed), *COLLECT[given.scale], *self.source(), *self.policy()]  # fmt: skip
+
+    def trainings(self) -> dict[str, list[str]]:
+        given = self.given
+        common = TINY if given.scale == "tiny" else COMMON
+        collected = self.path("collected.jsonl")
+        found = {}
+        for name in self.variants:
+            told = {**common, **VARIANTS[name]}
+            found[name] = [*self.train("grpo", collected, name, told), "--adapter", str(self.sft)]
+        return found
+
+    def imitation(self) -> dict[str, list[str]]:
+        given = self.given
+        if given.wide is None:
+            return {}
+        return {WIDE: self.train("sft", str(given.wide.absolute()), WIDE, SFT[given.scale])}
+
+    def train(self, kind: str, rows: str, out: str, told: Mapping[str, Any]) -> list[str]:
+        given = self.given
+        words = ["train", kind, rows, "--out", self.path(out), *(["--base", given.base] if given.base else [])]
+        return [*words, *self.sets({**told, "base.device": given.device}, kind, "lora", "reward")]
+
+    def policy(self) -> list[str]:
+        given = self.given
+        told = {**POLICY[given.scale], "policy.local.base.device": given.device}
+        if given.base:
+            told["policy.local.base.name"] = given.base
+        return self.sets(told, "policy", "memory", "reward")
+
+    def sets(self, told: Mapping[str, Any], *sections: str) -> list[str]:
+        """What is asked for on the command line comes last, so that it counts."""
+        asked = [text for text in self.given.settings if text.partition(".")[0] in sections]
+        return [word for text in (*(f"{k}={v}" for k, v in told.items()), *asked) for word in ("--set", text)]
+
+    def source(self) -> list[str]:
+        return ["--from", str(self.given.source.absolute())] if self.given.source else []
+
+    def evaluations(self, players: Mapping[str, Path]) -> dict[str, list[str]]:
+        """By stage; a row's cells are in one file, whatever budgets, seeds and shapes they are of."""
+        given = self.given
+        found = {}
+        for row in self.rows(players):
+            name, _, part = row.partition(", no ")
+            if name == ALL_SEARCHES:
+                words = [word for search in SEARCHES for word in ("--policy", search)]
+            elif name == "base":
+                words = ["--policy", "base", "--against", "base"]
+            else:
+                words = ["--policy", "shortlist", "--adapter", f"{name}={players[name]}", "--against", "shortlist"]
+            words += ["--without", part] if part else []
+            words += ["--batch", BATCH[given.scale], "--cache", self.path("evaluate", f"{file_name(row)}.jsonl")]
+            words = ["evaluate-policy", *words, *self.source(), *self.policy()]
+            asked = f"{given.budgets} x{given.seeds} {given.split}"
+            shapes = ["--split", given.split, "--budgets", given.budgets, "--seeds", str(given.seeds)]
+            found[f"evaluate {row} {asked}"] = [*words, *shapes]
+            if given.pruned_seeds and not part and name != "base":
+                shapes = ["--split", "heldout", "--pruned", "--budgets", "4", "--seeds", str(given.pruned_seeds)]
+                found[f"evaluate {row} pruned x{given.pruned_seeds}"] = [*words, *shapes]
+        (self.out / "evaluate").mkdir(exist_ok=True)
+        # What decides is played first.
+        return dict(sorted(found.items(), key=lambda item: ", no " in item[0] or item[0].startswith("evaluate base")))
+
+    def rows(self, players: Mapping[str, Path]) -> list[str]:
+        name = self.given.full
+        more = ["base", *(f"{name}, no {part}" for part in PARTS)] if name is not None else []
+        return [*([] if self.given.no_searches else [ALL_SEARCHES]), *players, *more]
+
+    def tell(self, players: Mapping[str, Path]) -> None:
+        rows = dict.fromkeys([ALL_SEARCHES, *self.rows(players)])
+        files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in rows}
+        record = self.given.source or default_path()
+        budgets = [int(budget) for budget in self.given.budgets.split(",")]
+        tables, document = tables_of(cells_of(files), record, ["all", *self.given.split.split(",")], budgets)
+        write_evaluation(self.out, tables, document)
+        print("\n\n".join(f"{of}\n\n{table}" for of, table in tables.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""scripts/compare_grpo.py: one collection, several trainings, one table; what pruned shapes show and are counted as."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from records_kit import ROOT, make_record
+
+from memory.exemplars import MemorySettings
+from tools.families import load_families
+from tools.hgemm import hgemm
+from tools.record_file import RecordReader
+from training.evaluate import Cell
+from training.proof import tables_of
+from training.rows import read_rows
+from training.shelf import Shelf
+
+#: Two to learn from, one held out, one off the grid.
+SHAPES = ((64, 64, 64), (128, 128, 128), (64, 64, 128), (72, 80, 96))
+needs_train = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("trl", "llguidance", "peft")), reason="needs the extra train"
+)
+
+
+@pytest.fixture(scope="module")
+def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *SHAPES)
+
+
+def run(out: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "HGEMM_AGENT_HOME": str(out.parent), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    given = [sys.executable, ROOT / "scripts" / "compare_grpo.py", "--out", out, *words]
+    return subprocess.run(
+        [str(word) for word in given], capture_output=True, text=True, env=environ, timeout=280, check=False
+    )
+
+
+# --- pruned shapes ----------------------------------------------------------------------------------------------------
+
+
+def pruned(reader: RecordReader, *shapes: tuple[int, int, int], kept: int = 24) -> Shelf:
+    """As if of these shapes only every seventh plan had been recorded."""
+    tasks = {hgemm(*shape).task_id for shape in shapes}
+    shelf = Shelf(reader, load_families())
+    whole = shelf.at
+
+    def at(task: Any) -> Any:
+        found = whole(task)
+        return dict(list(found.items())[::7][:kept]) if task.task_id in tasks else found
+
+    shelf.at = at  # type: ignore[method-assign]
+    shelf.is_complete = lambda task: task.task_id not in tasks  # type: ignore[method-assign]
+    return shelf
+
+
+def test_a_pruned_shapes_list_holds_only_what_is_recorded(record: Path) -> None:
+    reader = RecordReader(record)
+    task = hgemm(64, 64, 64)
+    try:
+        shelf = pruned(reader, (64, 64, 64))
+        for is_varied in (True, False):
+            told = shelf.told(task, [], 4, 0, 2, MemorySettings(), is_varied=is_varied)
+            assert len(told.listed) == 8 and all(one.plan.plan_id in shelf.at(task) for one in told.listed)
+        other = hgemm(128, 128, 128)
+        assert len(shelf.expected(other)) == len(shelf.plans(other)) > len(shelf.expected(task))
+    finally:
+        reader.close()
+
+
+def test_pruned_shapes_have_a_table_of_their_own(record: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import training.proof
+
+    real = training.proof.shapes_of
+    off_grid = hgemm(72, 80, 96).task_id
+    monkeypatch.setattr(
+        training.proof,
+        "shapes_of",
+        lambda *given: [s._replace(is_complete=s.task.task_id != off_grid) for s in real(*given)],
+    )
+    tasks = [hgemm(64, 64, 128).task_id, off_grid]
+    cells = {
+        name: [Cell(key=f"{name}{t}", policy=name, task_id=t, seed=0, quota=1, ratios=(ratio,)) for t in tasks]
+        for name, ratio in (("sft", 0.5), ("turn", 0.6))
+    }
+    tables, document = tables_of(cells, record, ["all"], [1])
+    assert list(tables) == [
+        "all: 1 shapes with a known optimum",
+        "all: 1 pruned shapes, against the best that is recorded",
+    ]
+    assert set(document) == {"device", "budgets", "all", "all, pruned"}
+    (apart,) = (row for row in document["all, pruned"]["sft"] if row["policy"] == "turn")
+    assert apart["difference"]["1"]["mean"] < 0
+
+
+# --- the whole of it --------------------------------------------------------------------------------------------------
+
+
+@needs_train
+@pytest.mark.slow
+def test_variants_of_one_collection_are_trained_and_played(record: Path, tmp_path: Path) -> None:
+    from tiny_model import make_tiny_model
+
+    base = make_tiny_model(tmp_path / "tiny")
+    environ = {**os.environ, "HGEMM_AGENT_HOME": str(tmp_path), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    small = ("--set", "sft.max_steps=2", "--set", "sft.max_length=8000", "--set", "lora.rank=2")
+    for words in (
+        ("export-trajectories", "--from-records", record, "--out", "rows.jsonl", "--groups", "1", "--group-size", "2"),
+        ("train", "sft", "rows.jsonl", "--base", base, "--out", "sft", "--set", "base.device=cpu", *small),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", *map(str, words)],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    out = tmp_path / "run"
+    given = ("--sft", tmp_path / "sft", "--scale", "tiny", "--base", base, "--device", "cpu", "--from", record,
+             "--budgets", "1,4", "--seeds", "1", "--jobs", "2", "--trainings", "2")  # fmt: skip
+    first = run(out, *given, "--variants", "turn", "--wide", tmp_path / "rows.jsonl", "--set", "lora.rank=2")
+    assert first.returncode == 0, first.stderr
+    rows = read_rows(out / "collected.jsonl")
+    assert rows and all(r.tokens is not None and len(r.tokens.starts) > 1 for r in rows)
+    assert {r.provenance.policy for r in rows} == {"local:sft"}
+    settings = json.loads((out / "turn" / "training.json").read_text())["settings"]
+    assert settings["grpo"]["credit"] == "turn" and settings["reward"]["min_std"] == pytest.approx(1e-6)
+    again = run(out, *given, "--variants", "turn,gain", "--wide", tmp_path / "rows.jsonl", "--set", "lora.rank=2",
+                "--full", "gain", "--pruned-seeds", "1")  # fmt: skip
+    assert again.returncode == 0, again.stderr
+    assert "collect: finished before" in again.stdout and "turn: finished before" in again.stdout
+    document = json.loads((out / "evaluation.json").read_text())
+    assert [row["policy"] for row in document["all"]["search"]] == [
+        "random", "search", "model", "shortlist", "sft", "sft-wide", "turn", "gain", "base",
+        "gain, no exemplars", "gain, no profiles", "gain, no shortlist",
+    ]  # fmt: skip
+    assert {row["policy"] for row in document["all"]["sft"]} >= {"turn", "gain", "sft-wide"}
+    assert all(row["invalid"] == 0 for row in document["all"]["search"])
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--variants", "winner"), "--variants are of "),
+        ((), "holds no adapter"),
+        (("--jobs", "0"), "--jobs, --trainings and --processes are 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    done = run(tmp_path / "run", "--sft", tmp_path, *words)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert told in done.stderr and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1

@@ -1,0 +1,198 @@
+"""Stages of a run in a folder, each one or several `agent` commands, for the scripts that train. What is finished is
+not done again; a stage that was stopped goes on by its own command's means. What the commands say is in logs/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from training.errors import TrainingError
+from training.writing import replacing
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Running(NamedTuple):
+    name: str
+    process: subprocess.Popen[bytes]
+    begun: float
+
+
+class Failed(TrainingError):
+    """One sentence, and the exit code."""
+
+    def __init__(self, sentence: str, code: int = 1) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Stages:
+    """``jobs``: processes side by side, ``processes``: of one training, one a GPU."""
+
+    def __init__(self, out: Path, jobs: int = 1, processes: int = 1) -> None:
+        self.out, self.jobs, self.processes = out.absolute(), jobs, processes
+        self.state: dict[str, Any] = {}
+
+    def open(self, is_fresh: bool) -> None:
+        path = self.out / "stages.json"
+        try:
+            if is_fresh and path.is_file():
+                shutil.rmtree(self.out)
+            (self.out / "logs").mkdir(parents=True, exist_ok=True)
+            self.state = json.loads(path.read_text()) if path.is_file() else {}
+        except OSError as error:
+            raise Failed(f"the folder {self.out} cannot be made or read: {error.strerror}") from error
+        except ValueError as error:
+            raise Failed(f"{path} is damaged: begin anew with --fresh") from error
+
+    def path(self, *parts: str) -> str:
+        return str(self.out.joinpath(*parts))
+
+    def run(self, name: str, words: Sequence[str]) -> None:
+        """One command as a stage."""
+        self.stage(name, words, lambda: self.wait([self.start(name, words)]))
+
+    def stage(self, name: str, words: Any, work: Callable[[], None]) -> None:
+        """Unless it is finished."""
+        if self._is_finished(name, words):
+            return
+        known = self.state.get(name)
+        told = " ".join(words) if isinstance(words, list) else f"{len(words)} processes, {self.jobs} at a time"
+        print(f"{name}: {told}", flush=True)
+        begun, is_finished = time.monotonic() - (known["seconds"] if known is not None else 0.0), False
+        try:
+            work()
+            is_finished = True
+        finally:
+            seconds = round(time.monotonic() - begun, 1)
+            self.state[name] = {"words": words, "seconds": seconds, "finished": is_finished}
+            self._save()
+        print(f"{name}: {seconds:.0f} s", flush=True)
+
+    def each(self, words: Mapping[str, Sequence[str]], at_a_time: int) -> None:
+        """Commands that are stages of their own, side by side."""
+        left = {name: list(own) for name, own in words.items() if not self._is_finished(name, list(own))}
+        running: list[Running] = []
+        try:
+            while left or running:
+                while left and len(running) < at_a_time:
+                    name = next(iter(left))
+                    print(f"{name}: {' '.join(left[name])}", flush=True)
+                    running.append(self.start(name, left.pop(name)))
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self.wait([one])
+                    self._finished(one.name, words[one.name], time.monotonic() - one.begun)
+                time.sleep(0.05)
+        finally:
+            end(running)
+
+    def _is_finished(self, name: str, words: Any) -> bool:
+        known = self.state.get(name)
+        if known is not None and known["words"] != words:
+            raise Failed(
+                f"{self.out} holds a run whose stage {name} was asked otherwise: take another --out, or --fresh"
+            )
+        if known is not None and known["finished"]:
+            print(f"{name}: finished before", flush=True)
+            return True
+        return False
+
+    def _finished(self, name: str, words: Sequence[str], seconds: float) -> None:
+        self.state[name] = {"words": list(words), "seconds": round(seconds, 1), "finished": True}
+        self._save()
+        print(f"{name}: {seconds:.0f} s", flush=True)
+
+    def start(self, name: str, words: Sequence[str]) -> Running:
+        launch = [sys.executable, "-m", "agent"]
+        if words[0] == "collect" and self.jobs > 1:  # no part of what was asked: a stopped run may take others
+            words = [*words, "--jobs", str(self.jobs)]
+        if words[0] == "train" and self.processes > 1:
+            count = ("--nproc-per-node", str(self.processes))
+            launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
+            # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.
+            process = subprocess.Popen(
+                [*launch, *words], stdout=log, stderr=log, env=environ, cwd=self.out, start_new_session=True
+            )
+        return Running(name, process, time.monotonic())
+
+    def wait(self, running: Sequence[Running]) -> None:
+        try:
+            for one in running:
+                one.process.wait()
+        finally:
+            end(running)
+        for one in running:
+            if code := one.process.returncode:
+                lines = (self.out / "logs" / f"{file_name(one.name)}.log").read_text(errors="replace").splitlines()
+                why = next(
+                    (line.removeprefix("error: ") for line in reversed(lines) if line.strip()), "nothing was said"
+                )
+                raise Failed(f"{one.name}: {why[:300]} (all that it said is in {self.out / 'logs'})", abs(code))
+
+    def side_by_side(self, words: Mapping[str, Sequence[str]]) -> None:
+        """Evaluations by name, at most ``jobs`` at a time. What was played before is in the caches."""
+        (self.out / "evaluate").mkdir(exist_ok=True)
+        left = list(words.items())
+        running: list[Running] = []
+        try:
+            while left or running:
+                while left and len(running) < self.jobs:
+                    row, own = left.pop(0)
+                    running.append(self.start(f"evaluate {row}", own))
+                for one in [one for one in running if one.process.poll() is not None]:
+                    running.remove(one)
+                    self.wait([one])
+                    print(f"  {one.name}: {time.monotonic() - one.begun:.0f} s", flush=True)
+                time.sleep(0.05)
+        finally:
+            end(running)
+
+    def _save(self) -> None:
+        with replacing(self.out / "stages.json") as new:
+            new.write_text(json.dumps(self.state, indent=1) + "\n")
+
+
+def end(running: Sequence[Running]) -> None:
+    """A training writes a checkpoint first."""
+    for one in running:
+        if one.process.poll() is None:
+            one.process.terminate()
+    for one in running:
+        one.process.wait()
+
+
+def file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name)
+
+
+def ran(work: Callable[[], None]) -> int:
+    """The exit code of a script: what failed is one sentence, and a signal stops it in order."""
+    code = 130
+
+    def stop(number: int, _: object) -> None:
+        nonlocal code
+        code = 128 + number
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        work()
+    except TrainingError as failed:
+        print(f"error: {failed}", file=sys.stderr)
+        return getattr(failed, "code", 1)
+    except KeyboardInterrupt:
+        print("interrupted: the same command goes on from there", file=sys.stderr)
+        return code
+    return 0

@@ -45,6 +45,7 @@ START: dict[str, float] = {
     "machine.sm_smem_bytes_per_us": 260000.0,
     "machine.l2_read_bytes_per_us": 8000000.0,
     "machine.l2_write_bytes_per_us": 5000000.0,
+    "machine.gpc_read_bytes_per_us": 800000.0,
     "machine.l2_kept_fraction": 0.7,
     "machine.l2_fade_fraction": 0.5,
     "machine.hbm_read_bytes_per_us": 4300000.0,

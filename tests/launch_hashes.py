@@ -15,9 +15,13 @@ from tools.launching import accepts, resolve
 from tools.records import Variant, content_hash
 
 PATH = Path(__file__).parent / "data" / "launch_hashes.json"
-#: Every plan takes two of these: large, with tails in all dimensions, few rows, deep.
+#: Every plan takes two of these: large, with tails in all dimensions, few rows, deep; and tall ones, for RASTER_BLOCK.
 SHAPES = tuple(
-    hgemm(*dims) for dims in ((4096, 4096, 4096), (200, 328, 1048), (64, 4096, 4096), (64, 128, 16384), (512, 512, 512))
+    hgemm(*dims)
+    for dims in (
+        *((4096, 4096, 4096), (200, 328, 1048), (64, 4096, 4096), (64, 128, 16384), (512, 512, 512)),
+        *((904, 384, 648), (1032, 192, 2048), (904, 360, 1048), (904, 136, 1048), (904, 264, 1048), (1032, 288, 2048)),
+    )
 )
 #: Of an H200; the occupancies are stand-ins, that of a cooperative launch what an H200 offers one without clusters.
 SM_COUNT, OCCUPANCY, COOPERATIVE_OCCUPANCY = 132, (1, 66), (1, 132)

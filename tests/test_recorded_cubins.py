@@ -47,11 +47,11 @@ def test_every_recorded_source_is_the_shipped_one(replay: ReplayDevice) -> None:
         )
 
 
-def test_most_of_the_grid_is_recorded_and_at_least_100_winners_have_a_profile(replay: ReplayDevice) -> None:
+def test_the_grid_is_recorded_and_90_winners_have_a_profile(replay: ReplayDevice) -> None:
     winners = [(best, task) for task in replay.records.tasks() if (best := replay.records.best_of(task.task_id))]
-    assert len(winners) >= 800
+    assert len(winners) >= 1000
     profiled = [task for best, task in winners if replay.records.profiled(best, task.task_id)]
-    assert len(profiled) >= 100
+    assert len(profiled) >= 90
     assert {regime(task) for task in profiled} == {regime(task) for _, task in winners}
 
 

@@ -22,6 +22,7 @@ SM_SMEM_BYTES = 233_472  # 228 KiB of an SM; each CTA takes 1 KiB beside its own
 SM_REGISTERS = 65_536
 SM_THREADS = 2_048
 SM_CTAS = 32
+GPC_SMS = 16  # 16 or 18 on an H200; CTAs of a plain launch fill one GPC after the other (docs/kernels.md)
 
 
 class Gpu(Protocol):
@@ -91,6 +92,17 @@ def hbm_us(c: Constants, case: Case, reads_a: Array | float = 1.0, reads_b: Arra
 def l2_us(c: Constants, case: Case, loaded: Array) -> Array:
     """Bytes that all CTAs load through L2, and the stores of C."""
     return loaded / c["machine.l2_read_bytes_per_us"] + 2 * case.m * case.n / c["machine.l2_write_bytes_per_us"]
+
+
+def gpc_us(c: Constants, case: Case, x: Columns, bm: Array | float, k: Array, splits: Array | float) -> Array:
+    """Operands on their way into a GPC, where a tile of A or B that several SMs want at once arrives once: the fewer
+    rows and columns the 16 neighbours of the launch order stand for, the better. A column of tiles, or with
+    ``RASTER_BLOCK`` 4 x 4 of them, give or take what the tiles along N leave over. ``k``: K of one CTA."""
+    bn, blocked = x["BN"], x["RASTER_BLOCK"] == 1
+    tiles_m, tiles_n = ceil_div(case.m, bm), ceil_div(case.n, bn)
+    rows, columns = np.where(blocked, 4.0, np.minimum(GPC_SMS, tiles_m)), np.where(blocked, 4.0, 1.0)
+    waves = np.maximum(1.0, tiles_m * tiles_n * splits / case.sm_count)
+    return waves * (rows * bm + columns * bn) * 2 * k / c["machine.gpc_read_bytes_per_us"]
 
 
 def wgmma_smem_bytes(bm: Array, bn: Array, k: Array | float) -> Array:
@@ -175,8 +187,10 @@ def wgmma_tile(x: Columns, case: Case, c: Constants) -> Array:
     chain = rounds * (fixed + steps * step)
     once = c["machine.launch_us"] + np.where(split > 1, c[f + "cluster_launch_us"] * np.log2(split), 0.0)
     l2 = l2_us(c, case, ctas * (bm + bn) * 2 * case.k / split)
+    # Clusters are dealt out to the GPCs in turn, and their tiles are not what is asked here.
+    gpc = np.where(split > 1, 0.0, gpc_us(c, case, x, bm, case.k, 1))
     kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
-    return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, hbm_us(c, case))
+    return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
 def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
@@ -196,7 +210,8 @@ def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
     loaded = tiles * (bm + bn) * 2 * case.k
     kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
     chain, l2, hbm = fixed + steps * step, fixed + l2_us(c, case, loaded), exchange + hbm_us(c, case)
-    return c["machine.launch_us"] + kn * longest(p, chain, l2, hbm)
+    gpc = fixed + gpc_us(c, case, x, bm, case.k / split, split)
+    return c["machine.launch_us"] + kn * longest(p, chain, l2, gpc, hbm)
 
 
 def mma_cpasync(x: Columns, case: Case, c: Constants) -> Array:
@@ -231,7 +246,8 @@ def mma_cpasync(x: Columns, case: Case, c: Constants) -> Array:
     chain = rounds * (fixed + steps * step)
     once = c["machine.launch_us"] + np.where(split > 1, c[f + "cluster_launch_us"] * np.log2(split), 0.0)
     l2 = l2_us(c, case, ctas * (bm + bn) * 2 * case.k / split)
-    return once + longest(p, chain, fixed + queue * steps * work, fixed + l2, hbm_us(c, case))
+    gpc = np.where(split > 1, 0.0, gpc_us(c, case, x, bm, case.k, 1))
+    return once + longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
 def mma_ldg(x: Columns, case: Case, c: Constants) -> Array:
@@ -254,7 +270,8 @@ def mma_ldg(x: Columns, case: Case, c: Constants) -> Array:
     chain = rounds * (fixed + steps * (c[f + "latency_us"] + own))
     once = c["machine.launch_us"] + np.where(split > 1, c[f + "cluster_launch_us"] * np.log2(split), 0.0)
     l2 = l2_us(c, case, ctas * (16 + bn) * 2 * case.k / split)
-    return once + longest(p, chain, fixed + queue * steps * work, fixed + l2, hbm_us(c, case))
+    gpc = np.where(split > 1, 0.0, gpc_us(c, case, x, 16.0, case.k, 1))
+    return once + longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
 def plain_tiled(x: Columns, case: Case, c: Constants) -> Array:

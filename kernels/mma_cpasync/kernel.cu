@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mma_cpasync(const fp16*
   extern __shared__ __align__(1024) unsigned char shared[];
   auto* const inbox = reinterpret_cast<Inbox<BM, BN>*>(shared + SLICES * RING_BYTES);  // only there if CLUSTER_K > 1
   const unsigned warp = threadIdx.x / 32, slice = threadIdx.x / GROUP, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
-  const unsigned m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, first = (rank * SLICES + slice) * BK;
+  const unsigned tile_m = RASTER_BLOCK ? blockIdx.y : blockIdx.x, tile_n = RASTER_BLOCK ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.y;
+  const unsigned m0 = tile_m * BM, n0 = tile_n * BN, first = (rank * SLICES + slice) * BK;
   const unsigned ring = shared_address(shared) + slice * RING_BYTES, ring_end = ring + RING_BYTES;
 
   const Copier copier(A, B, m0, n0, M, N, K, threadIdx.x % GROUP);

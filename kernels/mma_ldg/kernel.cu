@@ -30,7 +30,8 @@ __device__ __forceinline__ void load_b(unsigned (&b)[TILES][4], const fp16* from
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) mma_ldg(const fp16* A, const fp16* B, fp16* C, unsigned M, unsigned N, unsigned K) {
   const unsigned lane = threadIdx.x % 32, slice = threadIdx.x / 32, g = lane / 4, t = lane % 4, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
-  const unsigned m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, first = (rank * SLICES + slice) * SLICE;
+  const unsigned tile_m = RASTER_BLOCK ? blockIdx.y : blockIdx.x, tile_n = RASTER_BLOCK ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.y;
+  const unsigned m0 = tile_m * BM, n0 = tile_n * BN, first = (rank * SLICES + slice) * SLICE;
   const OutputTile tile{C, M, N, m0, n0};
   __shared__ Inbox<BM, BN> inbox;
   if constexpr (CLUSTER_K > 1) open_inbox(inbox);

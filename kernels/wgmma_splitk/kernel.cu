@@ -199,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  u32 more, u32 state_bytes) {
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, ring = smem_addr(shared);
-  const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN;
+  const u32 m0 = (RASTER_BLOCK ? blockIdx.y : blockIdx.x) * BM, n0 = (RASTER_BLOCK ? blockIdx.x : blockIdx.y) * BN;
   const u32 split = blockIdx.z, splits = gridDim.z;
   const Steps mine{split * steps + min(split, more), steps + (split < more)};
   const Barriers bar{ring + BARRIER_OFFSET, ring + BARRIER_OFFSET + 8 * STAGES};

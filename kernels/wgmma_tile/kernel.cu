@@ -229,7 +229,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   extern __shared__ __align__(1024) unsigned char shared[];
   auto& inbox = *reinterpret_cast<PartialTiles*>(shared + RING_BYTES);  // only there if PARTS > 1
   const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, ring = smem_addr(shared);
-  const u32 m0 = blockIdx.x * BM, n0 = blockIdx.y * BN, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
+  const u32 tile_m = RASTER_BLOCK ? blockIdx.y : blockIdx.x, tile_n = RASTER_BLOCK ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.y;
+  const u32 m0 = tile_m * BM, n0 = tile_n * BN, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
   const Barriers bar{ring + BARRIER_OFFSET, ring + BARRIER_OFFSET + 8 * STAGES};
   const Steps steps{rank * BK, ((K + BK - 1) / BK + CLUSTER_K - 1 - rank) / CLUSTER_K};
   const bool loads = warp >= CONSUMERS / 32;

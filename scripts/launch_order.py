@@ -56,9 +56,8 @@ def main() -> None:
         lines = [(what, runs([str(gpc.get(sm, "?")) for sm in smid[name]])) for name, what in LAUNCHES.items()]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         sys.exit(f"error: {path} is not what scripts/launch_order.cu prints ({error.__class__.__name__})")
-    print(
-        f"GPCs of {CLUSTER} SMs and more: {max(gpc.values(), default=0)}; CTAs in launch order, GPC x how many in a row:"
-    )
+    whole = max(gpc.values(), default=0)
+    print(f"GPCs of {CLUSTER} SMs and more: {whole}; CTAs in launch order, GPC x how many in a row:")
     for what, line in lines:
         print(f"{what}: {line}")
 

@@ -64,7 +64,7 @@ def optimize(
     evaluations: Annotated[
         int | None,
         typer.Option(
-            help="Budget: new variants, e.g. 32 (default 24 for local, else 320: every plan of the families)."
+            help="Budget: new variants, e.g. 32 (default 24 for local, else 400: every plan of the families)."
         ),
     ] = None,
     wall: Annotated[float | None, typer.Option(metavar="SECONDS", help="Budget: time of the search, e.g. 600.")] = None,

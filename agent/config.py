@@ -32,7 +32,7 @@ from training.settings import TrainSettings
 ENV_PREFIX = "HGEMM_AGENT_"
 MAX_FILE_BYTES = 1 << 18
 #: New variants of a session where the budget does not say.
-SEARCH_EVALUATIONS, LOCAL_EVALUATIONS = 320, 24
+SEARCH_EVALUATIONS, LOCAL_EVALUATIONS = 400, 24
 MAX_VALUES, MAX_DEPTH = 10_000, 16
 #: PyYAML lets a date like 2024-13-45 and a number of 5,000 digits through as ValueError.
 _NO_YAML = (yaml.YAMLError, ValueError, TypeError, OverflowError, RecursionError)

@@ -43,7 +43,7 @@ def sweep(
     scheduler_file: Annotated[Path | None, typer.Option(metavar="FILE", help="A Dask scheduler's file.")] = None,
     policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic, openai or local.")] = None,
     evaluations: Annotated[
-        int | None, typer.Option(help="Budget a shape: new variants, e.g. 24 (default 320).")
+        int | None, typer.Option(help="Budget a shape: new variants, e.g. 24 (default 400).")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, budget and recording: same table (default 0).")] = None,
     settings: Annotated[

@@ -1,5 +1,7 @@
-// Where the CTAs of a grid run, with one CTA an SM: %smid by linear block index, as JSON. CTAs of a cluster share a GPC, so
-// launches in clusters of 16 tell which SMs do (scripts/launch_order.py reads it).
+// On which SM each CTA of a grid runs, as JSON.
+//
+// %smid by linear block index, one CTA an SM. CTAs of a cluster share a GPC, so launches in clusters of 16 tell which SMs do
+// (scripts/launch_order.py reads it).
 //
 //     nvcc -arch=sm_90a -o launch_order scripts/launch_order.cu && ./launch_order > launch_order.json
 #include <cstdio>

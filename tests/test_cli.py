@@ -241,7 +241,7 @@ def test_one_precedence(tmp_path: Path) -> None:
     found = load_settings(file, environ, {"budget.evaluations": 3})
     assert (found.budget.evaluations, found.budget.wall_s, found.budget.tokens) == (3, 20.0, 100)
     assert found.session.task == hgemm(64, 64, 128) and found.session.top_k == 3
-    assert load_settings(None, {}).evaluations == 320
+    assert load_settings(None, {}).evaluations == 400
     assert load_settings(None, {}, {"policy.name": "local"}).evaluations == 24
 
 

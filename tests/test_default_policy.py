@@ -62,7 +62,7 @@ def test_auto_is_what_the_command_takes_it_for() -> None:
 def test_a_model_that_proposes_well_gets_a_small_budget() -> None:
     of_local = load_settings(None, {}, {"policy.name": "local"})
     assert (of_local.evaluations, of_local.group_size, of_local.rounds) == (24, 2, 3)
-    assert load_settings(None, {}, {"policy.name": "search"}).evaluations == 320
+    assert load_settings(None, {}, {"policy.name": "search"}).evaluations == 400
     assert load_settings(None, {}, {"policy.name": "local", "budget.evaluations": 100}).evaluations == 100
 
 

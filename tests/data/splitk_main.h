@@ -10,9 +10,12 @@ __attribute__((no_sanitize("address", "undefined"), optimize("O3"))) static int 
   return sum;
 }
 
+static unsigned tile_m() { return RASTER_BLOCK ? blockIdx.y : blockIdx.x; }
+static unsigned tile_n() { return RASTER_BLOCK ? blockIdx.x : blockIdx.y; }
+
 static float expected(unsigned i) {  // accumulator i of this thread: the sum over the steps that this CTA has loaded
-  const unsigned row = blockIdx.x * BM + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
-  const unsigned column = blockIdx.y * BN + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+  const unsigned row = tile_m() * BM + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
+  const unsigned column = tile_n() * BN + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
   int sum = 0;
   for (auto [k, m] : loaded_a) sum += dot(row, column, k, k + 64);
   return float(sum);
@@ -29,7 +32,7 @@ static void on_mma(float* d, unsigned long long a, unsigned long long b) {
     const unsigned in_b = at_b + block - box_of(at_b + block);
     CHECK(k == k_b + (B_NK ? in_b % 128 / 2 : in_b / 128) && (B_NK ? in_b / 128 : in_b % 128) == 0);
     const unsigned n = n0 + c * 8 - (B_NK ? 0 : c / 8 * 64);
-    CHECK(n == blockIdx.y * BN + c * 8 && m / BM == blockIdx.x && m % BM / 16 == threadIdx.x / 32);
+    CHECK(n == tile_n() * BN + c * 8 && m / BM == tile_m() && m % BM / 16 == threadIdx.x / 32);
     for (unsigned i = 0; i < 4; i++) d[c * 4 + i] += dot(m + i / 2 * 8, n + i % 2, k, k + 16);
   }
 }

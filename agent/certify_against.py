@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agent.certify_record import Certificate
+from agent.certify_record import Certificate, Certified
 from agent.errors import UsageError
 from tools.record_file import RecordReader
 from tools.records import MODES, DeviceInfo, Mode, Record, TimingRow
@@ -71,19 +71,43 @@ def of_certificate(path: Path, certificate: Certificate) -> Earlier:
     )
 
 
-def of_recording(path: Path, keys: Iterable[tuple[str, str]]) -> Earlier:
-    """The final timings of these (task_id, variant key) in a record file. Raises DeviceBroken."""
+def of_recording(path: Path, keys: Iterable[tuple[str, str]], entries: Iterable[Certified] = ()) -> Earlier:
+    """The final timings of these (task_id, variant key) in a record file. Raises DeviceBroken. Of ``entries``, a plan
+    that the file has under another name, as its family got a knob or a revision since, is found by its machine code."""
     records = RecordReader(path)
     try:
+        name_of = _renamed(records, entries)
         rows: list[TimingRow] = []
         for task_id, key in keys:
             for mode in MODES:
-                timing = records.timed(key, task_id, mode, "final")
-                rows += timing.rows if timing is not None and timing.ok else ()
+                timing = records.timed(name_of.get(key, key), task_id, mode, "final")
+                found = timing.rows if timing is not None and timing.ok else ()
+                rows += [row.model_copy(update={"key": key}) if key in name_of else row for row in found]
         protocol = records.protocol_version
         return Earlier(name=path.name, device=records.device, protocol_version=protocol, rows=tuple(rows))
     finally:
         records.close()
+
+
+def _renamed(records: RecordReader, entries: Iterable[Certified]) -> dict[str, str]:
+    """Variant key to plan_id: the same family, layout, knobs and cubin. Cubin alone would not do: plans that differ in
+    what is passed at the launch share it."""
+    plans = records.plans()
+    known = {plan.plan_id for plan in plans}
+    found = {}
+    for entry in entries:
+        was, built = entry.plan, entry.compile
+        if entry.variant_key in known or was is None or built is None:
+            continue
+        for plan in plans:
+            alike = (plan.family, plan.b_layout) == (
+                was.family,
+                was.b_layout,
+            ) and was.knobs.items() <= plan.knobs.items()
+            compiled = records.compiled(plan.plan_id) if alike else None
+            if compiled is not None and compiled.cubin_sha256 == built.cubin_sha256:
+                found[entry.variant_key] = plan.plan_id
+    return found
 
 
 def rows_of(certificate: Certificate) -> list[TimingRow]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from agent.certify import Candidate, Event
     from agent.certify_against import Agreement, Earlier
-    from agent.certify_record import Certificate
+    from agent.certify_record import Certificate, Certified
     from tools.records import Family, Task
 
 DEFAULT_MODES = ("offline", "server")  # the paper's
@@ -76,7 +76,8 @@ def certify(
             if against is None:
                 raise UsageError("--compare-only needs --against, the certificate to compare with")
             certificate = certify_record.read(compare_only)
-            earlier = _earlier(against, [(e.task.task_id, e.variant_key) for e in certificate.entries])
+            keys = [(e.task.task_id, e.variant_key) for e in certificate.entries]
+            earlier = _earlier(against, keys, certificate.entries)
             raise typer.Exit(_report(certificate, agreement(earlier, certificate, slack), json_output))
         wanted = _wanted_shapes(shape, shapes)
         candidates, inputs = _candidates(db, plans, records, against, families)
@@ -164,12 +165,12 @@ def _wanted_shapes(shape: list[str] | None, shapes: Path | None) -> list[Task]:
     return [hgemm(*dims) for dims in dict.fromkeys(wanted)]
 
 
-def _earlier(path: Path, keys: list[tuple[str, str]]) -> Earlier:
+def _earlier(path: Path, keys: list[tuple[str, str]], entries: Sequence[Certified] = ()) -> Earlier:
     from agent import certify_against as compare
     from agent import certify_record
 
     if is_recording(path):
-        return compare.of_recording(path, keys)
+        return compare.of_recording(path, keys, entries)
     return compare.of_certificate(path, certify_record.read(path))
 
 

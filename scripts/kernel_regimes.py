@@ -35,8 +35,6 @@ def main() -> None:
     winners: dict[str, list[tuple[float, Variant, Task]]] = defaultdict(list)
     limits: dict[str, Counter[str]] = defaultdict(Counter)
     for task in device.records.tasks():
-        if device.records.best_of(task.task_id) is None:
-            continue
         name = regime(task)
         shapes[name] += 1
         best: dict[str, float] = {}

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fakes import ScriptedDevice, toy_families, toy_launch
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from memory.exemplars_read import nearest, recorded_at
 from memory.recorded_times import RecordedTimes
-from memory.shortlist import ASKED, Measured, measured
+from memory.shortlist import ASKED, Measured, expected, measured
 from policy.base import PolicyError, PolicyRequest, Trial
 from policy.factory import make_policy
 from policy.search import FIRST_TURNS, MODEL_FIRST, SearchPolicy, leaders, seed_plans
@@ -23,7 +24,7 @@ from tools.families import load_families, plans_taking, validate_plan
 from tools.hgemm import hgemm
 from tools.model import Ranked, estimates_us, held_out
 from tools.record_file import RecordReader
-from tools.records import Family, Knob, LaunchSpec, Plan, Reason, Status, Task
+from tools.records import DeviceInfo, Family, Knob, LaunchSpec, Plan, Reason, Status, Task
 from tools.replay import default_path
 from training.replaying import Shape, in_split
 from training.shelf import Shelf
@@ -40,6 +41,10 @@ class Near:
     def __init__(self, *shapes: Measured) -> None:
         self.shapes = shapes
         self.closed = False
+
+    @property
+    def gpu(self) -> DeviceInfo:
+        return GPU
 
     def near(self, task: Task) -> Sequence[Measured]:
         return self.shapes
@@ -58,9 +63,10 @@ def proposed(
     left: int,
     task: Task = TASK,
     families: dict[str, Family] = FAMILIES,
+    device: DeviceInfo = GPU,
 ) -> list[Plan]:
     request = PolicyRequest(
-        task=task, device=GPU, trials=tuple(trials), evaluations_left=left, turns_left=10**9, seed=len(trials)
+        task=task, device=device, trials=tuple(trials), evaluations_left=left, turns_left=10**9, seed=len(trials)
     )
     calls = [call.arguments for call in policy.step(request).tool_calls if call.name == "evaluate_plan"]
     return [validate_plan(families[a["family"]], a["b_layout"], a["knobs"]) for a in calls]
@@ -175,6 +181,17 @@ def test_what_was_quick_nearby_is_proposed_first() -> None:
     assert ids(proposed(search(off(late, 0.3)), [], 8)[:4]) <= ids(late)
     slow = proposed(search(off(plain, 3.0)), [], 8)
     assert len(ids(slow) & ids(plain)) < 4
+
+
+def test_on_another_gpu_the_model_is_corrected_by_how_far_it_was_off_on_the_records_gpu() -> None:
+    """Records that bear the model out change nothing, however many SMs the GPU at hand has."""
+    small = GPU.model_copy(update={"sm_count": 66, "l2_bytes": GPU.l2_bytes // 4})
+    borne_out, plain = search(off([], 1.0)), search()
+    trials = [told(plan, 1.0) for plan in proposed(plain, [], 8, device=small)]
+    for tried in ([], trials):
+        assert proposed(borne_out, tried, 64, device=small) == proposed(plain, tried, 64, device=small)
+    times = [one.time_us for one in expected(PLANS, TASK, small, [off([], 2.0)], measured_on=GPU)]
+    assert times == pytest.approx(sorted(t for t in estimates_us(PLANS, TASK, small) if np.isfinite(t)))
 
 
 def test_the_first_turns_are_short_and_every_plan_comes_once() -> None:

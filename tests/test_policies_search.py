@@ -8,7 +8,7 @@ import pytest
 from fakes import ScriptedDevice, ideal_us, toy_families
 
 from policy.base import PolicyRequest, Trial
-from policy.search import LEADER_FACTOR, MODEL_FIRST, SearchPolicy, best_trial, propose, seed_plans
+from policy.search import LEADER_FACTOR, MODEL_FIRST, SearchPolicy, best_trial, propose, sampling_seed, seed_plans
 from policy.settings import PolicySettings
 from tools.families import accepted_plans, load_families, render, validate_plan
 from tools.hgemm import hgemm
@@ -69,6 +69,23 @@ def test_same_request_same_step(method: str) -> None:
     middle = request(told[:32], 16, seed=5)
     assert fresh.step(middle) == first.step(middle)
     assert told != drive(first, families, 48, seed=6)
+
+
+def test_the_same_seed_draws_other_numbers_at_every_shape_rollout_and_turn() -> None:
+    families = load_families()
+    first = request([], 16, seed=1)
+    others = [
+        request([], 16, seed=2),
+        request([], 16, seed=1, rollout=1),
+        request([], 16, seed=1, task=hgemm(512, 512, 1024)),  # else all shapes would be one sample
+        request([passed(plans_of(families, TASK)[0], 1.0)], 16, seed=1),
+    ]
+    assert len({sampling_seed(one) for one in (first, *others)}) == 5
+    assert sampling_seed(first) == sampling_seed(request([], 16, seed=1))
+    tasks = hgemm(256, 256, 4096), hgemm(256, 512, 4096)
+    drawn = [SearchPolicy(PolicySettings(), families, "random").step(request([], 16, 0, task)) for task in tasks]
+    calls = [[call.arguments for call in step.tool_calls] for step in drawn]
+    assert plans_of(families, tasks[0]) == plans_of(families, tasks[1]) and calls[0] != calls[1]
 
 
 @pytest.mark.parametrize("method", ["tpe", "random"])

@@ -96,8 +96,8 @@ def l2_us(c: Constants, case: Case, loaded: Array) -> Array:
 
 def gpc_us(c: Constants, case: Case, x: Columns, bm: Array | float, k: Array, splits: Array | float) -> Array:
     """Operands on their way into a GPC, where a tile of A or B that several SMs want at once arrives once: the fewer
-    rows and columns the 16 neighbours of the launch order stand for, the better. A column of tiles, or with
-    ``RASTER_BLOCK`` 4 x 4 of them, give or take what the tiles along N leave over. ``k``: K of one CTA."""
+    rows and columns the 16 neighbours of the launch order stand for, the better. A column of tiles (of fewer than 16,
+    the first one alone: more rows must not look quicker), or with ``RASTER_BLOCK`` 4 x 4. ``k``: K of one CTA."""
     bn, blocked = x["BN"], x["RASTER_BLOCK"] == 1
     tiles_m, tiles_n = ceil_div(case.m, bm), ceil_div(case.n, bn)
     rows, columns = np.where(blocked, 4.0, np.minimum(GPC_SMS, tiles_m)), np.where(blocked, 4.0, 1.0)

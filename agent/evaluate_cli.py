@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 SEARCHES = ("random", "search", "search-records", "model", "shortlist")
 #: Played where none is named; the list of the prompts is played beside language models, which are told it.
 DEFAULT = ("random", "search", "model")
+#: What decides on the analytical model's estimates, and on those that near shapes correct.
+MODEL_CODE = ("tools.model", "tools.model_terms")
+LIST_CODE = ("memory.exemplars_read", "memory.shortlist", *MODEL_CODE, "training.splits")
 #: What decides on a local model's turns, besides the model.
 LOCAL_CODE = (
-    "memory.exemplars_read",
-    "memory.shortlist",
+    *LIST_CODE,
     *(f"policy.{name}" for name in ("chat", "compact", "grammar", "key_values", "local_policy", "local_worker")),
     *(f"policy.{name}" for name in ("picking", "rendering", "sampling", "tool_schemas")),
     "training.shelf",
@@ -245,20 +247,18 @@ def _players(
                 method = "random" if name == "random" else "tpe"
                 made: Any = SearchPolicy(PolicySettings(), families, method, constants_of=held_out)
                 told = PolicySettings().model_dump(mode="json")
-                identity = content_hash([name, space, told, fitted, _code("policy.search", "tools.model")])
+                identity = content_hash([name, space, told, fitted, _code("policy.search", *MODEL_CODE)])
             case "search-records":
                 times = RecordedTimes(source, families, lambda task: split_of(task) == "train")
                 made = SearchPolicy(PolicySettings(), families, constants_of=held_out, recorded=times)
-                code = _code(
-                    "memory.recorded_times", "memory.shortlist", "policy.search", "policy.surrogate", "tools.model"
-                )
+                code = _code("memory.recorded_times", "policy.search", "policy.surrogate", *LIST_CODE)
                 told = PolicySettings().model_dump(mode="json")
                 identity = content_hash([name, space, told, fitted, shelf.device.recorded_on, code])
             case "model":
-                made, identity = ModelPolicy(shelf), content_hash([name, space, fitted, _code("tools.model")])
+                made, identity = ModelPolicy(shelf), content_hash([name, space, fitted, _code(*MODEL_CODE)])
             case "shortlist":
                 made = ShortlistPolicy(shelf)
-                code = _code("memory.shortlist", "tools.model", "training.shelf")
+                code = _code("training.shelf", *LIST_CODE)
                 identity = content_hash([name, space, fitted, shelf.device.recorded_on, code])
             case _:
                 made, identity = _local(folder, loaded, families, [space, fitted])

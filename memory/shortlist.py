@@ -57,9 +57,10 @@ def expected(
     gpu: Gpu,
     near: Sequence[Measured],
     constants: Constants | None = None,
+    measured_on: Gpu | None = None,
 ) -> list[Expected]:
-    """Quickest first; plans that the model knows nothing of are left out. ``gpu`` is that of the measurements too;
-    ``near`` has the closest shape first."""
+    """Quickest first; plans that the model knows nothing of are left out. ``near`` has the closest shape first, and was
+    measured on ``measured_on``, or on ``gpu`` where that is not given."""
     estimates = estimates_us(plans, task, gpu, constants)
     names = sorted({plan.family for plan in plans})
     family = np.array([names.index(plan.family) for plan in plans], dtype=int)
@@ -71,7 +72,7 @@ def expected(
             continue
         there = [plans[i] for i in known]
         took_us = np.array([shape.times_us[plan.plan_id] for plan in there])
-        off = np.log(took_us / estimates_us(there, shape.task, gpu, constants))
+        off = np.log(took_us / estimates_us(there, shape.task, measured_on or gpu, constants))
         sound = np.isfinite(off) & (of_plan.count[known] < NEAR)
         known, off = known[sound], off[sound]
         weight = float(np.exp(-distance(task, shape.task) / _OCTAVES))

@@ -21,7 +21,7 @@ from policy.surrogate import choose
 from tools.device import DeviceBroken
 from tools.families import plans_taking
 from tools.model import Ranked, rank
-from tools.model_terms import Constants
+from tools.model_terms import Constants, Gpu
 from tools.records import DeviceInfo, Family, Plan, Status, Step, Task, ToolCall, content_hash
 
 if TYPE_CHECKING:
@@ -52,7 +52,10 @@ LEADER_FACTOR = 1.5
 
 
 class Recorded(Protocol):
-    """memory/recorded_times.py: what was timed at the shapes near a task, closest first. Raises DeviceBroken."""
+    """memory/recorded_times.py: what ``gpu`` timed at the shapes near a task, closest first. Raises DeviceBroken."""
+
+    @property
+    def gpu(self) -> Gpu: ...
 
     def near(self, task: Task) -> Sequence[Measured]: ...
 
@@ -98,7 +101,7 @@ class SearchPolicy:
         wanted = min(self._settings.batch, request.evaluations_left, len(unseen))
         if wanted < 1 or request.turns_left <= 1:
             return _submit(request.trials, bool(plans), request.task)
-        seed = int(content_hash([request.seed, request.rollout, len(request.trials)]), 16) % 2**32
+        seed = sampling_seed(request)
         if self._method == "random":
             chosen = random.Random(seed).sample(unseen, wanted)
         elif self._recorded is not None:
@@ -150,7 +153,8 @@ class SearchPolicy:
         task = request.task
         if task.task_id not in self._rankings:
             try:
-                found = expected(plans, task, request.device, recorded.near(task), self._constants(task))
+                near, constants = recorded.near(task), self._constants(task)
+                found = expected(plans, task, request.device, near, constants, measured_on=recorded.gpu)
             except DeviceBroken as error:
                 raise PolicyError(f"{error}; --set policy.prior=model searches without records") from error
             known = {one.plan.plan_id for one in found}
@@ -160,6 +164,12 @@ class SearchPolicy:
 
     def _constants(self, task: Task) -> Constants | None:
         return self._constants_of(task) if self._constants_of else None
+
+
+def sampling_seed(request: PolicyRequest) -> int:
+    """Other numbers at every shape, rollout and turn: else the shapes of an evaluation would be one sample."""
+    asked = [request.task.task_id, request.seed, request.rollout, len(request.trials)]
+    return int(content_hash(asked), 16) % 2**32
 
 
 def seed_plans(

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from agent.config import LOCAL_EVALUATIONS, Settings, load_settings, parse_assignment  # noqa: E402
 from agent.deps import Deps  # noqa: E402
-from agent.errors import AgentError  # noqa: E402
+from agent.errors import EXIT_INTERRUPTED, AgentError  # noqa: E402
 from agent.reporting.source import load  # noqa: E402
 from agent.reporting.winners import choose  # noqa: E402
 from agent.sweep_cell import drive  # noqa: E402
@@ -159,7 +162,7 @@ def _work(at: Recorded) -> Found:
     return _searcher.found(at)
 
 
-def searched(path: Path, settings: Settings, shapes: Sequence[Recorded], jobs: int) -> Iterator[Found]:
+def searched(path: Path, settings: Settings, shapes: Sequence[Recorded], jobs: int) -> Generator[Found, None, None]:
     """In the order in which they are done."""
     if jobs == 1 or len(shapes) == 1:
         searcher = Searcher(path, settings)
@@ -169,9 +172,16 @@ def searched(path: Path, settings: Settings, shapes: Sequence[Recorded], jobs: i
             searcher.close()
         return
     with ProcessPoolExecutor(min(jobs, len(shapes)), initializer=_begin, initargs=(path, settings)) as pool:
-        waiting = [pool.submit(_work, at) for at in shapes]
         try:
+            # Workers start blocked: a terminal's ctrl-C reaches them too, and it is for the parent to end them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            waiting = [pool.submit(_work, at) for at in shapes]
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             yield from (future.result() for future in as_completed(waiting))
+        except BaseException:
+            for worker in multiprocessing.active_children():
+                worker.terminate()
+            raise
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -240,11 +250,16 @@ def main() -> None:
         known = recorded(path, shapes)
         jobs = options.jobs or (1 if options.policy == "local" else os.cpu_count() or 1)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True)) as progress:
-            of_all = searched(path, settings, known, jobs)
+        with (
+            Progress(*columns, console=Console(stderr=True)) as progress,
+            closing(searched(path, settings, known, jobs)) as of_all,
+        ):
             found = list(progress.track(of_all, total=len(known), description=options.policy))
     except (AgentError, DeviceBroken, PolicyError, BrokenProcessPool, ValueError) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        print("interrupted: the search was not finished, so there is nothing to tell", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)
     order = {at.task.label: place for place, at in enumerate(known)}
     found.sort(key=lambda one: order[one.shape])
     missing = [one for one in found if one.misses(options.within)]

@@ -41,6 +41,7 @@ COMMON: dict[str, Any] = {
     "grpo.clip": 0.8,
     "grpo.clip_high": 3.0,
     "grpo.kl": 0.01,
+    "reward.min_std": 0.003,  # less is the measurements' noise
 }
 #: What each changes, most promising first. ``plain`` has nothing but the wider data, and so tells what these bring.
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -48,7 +49,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gain": {"grpo.credit": "gain"},
     "best": {"grpo.credit": "best"},
     "plain": {},
-    "all": {"grpo.credit": "best", "grpo.scale": "all", "reward.min_std": 0.003},  # less is the measurements' noise
+    "all": {"grpo.credit": "best", "grpo.scale": "all"},
     "turn-free": {"grpo.credit": "turn", "grpo.kl": 0.001, "grpo.epochs": 2},
 }
 TINY: dict[str, Any] = {
@@ -134,8 +135,14 @@ class Comparison(Stages):
     def players(self) -> dict[str, Path]:
         """Adapters by their name in the table."""
         found = {"sft": self.sft}
+        taken = {*found, WIDE, "base", ALL_SEARCHES, *SEARCHES, *self.variants}
         for text in self.given.also:
-            name, _, folder = text.partition("=")
+            name, _, folder = (part.strip() for part in text.partition("="))
+            if not name or not folder:
+                raise Failed(f"--also is NAME=FOLDER, not '{text}'")
+            if name in taken:
+                raise Failed(f"--also {name}: there is a policy of that name already, take another")
+            taken.add(name)
             found[name] = Path(folder).absolute()
         if self.given.wide is not None:
             found[WIDE] = self.out / WIDE
@@ -185,7 +192,8 @@ class Comparison(Stages):
         return ["--from", str(self.given.source.absolute())] if self.given.source else []
 
     def evaluations(self, players: Mapping[str, Path]) -> dict[str, list[str]]:
-        """By stage; a row's cells are in one file, whatever budgets, seeds and shapes they are of."""
+        """By stage; a row's cells are in one file, whatever budgets, seeds and shapes they are of. Stages of before
+        cells told their budget had other names: they are played again."""
         given = self.given
         found = {}
         for row in self.rows(players):
@@ -201,10 +209,10 @@ class Comparison(Stages):
             words = ["evaluate-policy", *words, *self.source(), *self.policy()]
             asked = f"{given.budgets} x{given.seeds} {given.split}"
             shapes = ["--split", given.split, "--budgets", given.budgets, "--seeds", str(given.seeds)]
-            found[f"evaluate {row} {asked}"] = [*words, *shapes]
+            found[f"evaluate {row} at {asked}"] = [*words, *shapes]
             if given.pruned_seeds and not part and name != "base":
                 shapes = ["--split", "heldout", "--pruned", "--budgets", "4", "--seeds", str(given.pruned_seeds)]
-                found[f"evaluate {row} pruned x{given.pruned_seeds}"] = [*words, *shapes]
+                found[f"evaluate {row} at pruned x{given.pruned_seeds}"] = [*words, *shapes]
         (self.out / "evaluate").mkdir(exist_ok=True)
         # What decides is played first.
         return dict(sorted(found.items(), key=lambda item: ", no " in item[0] or item[0].startswith("evaluate base")))

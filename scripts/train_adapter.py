@@ -40,6 +40,7 @@ class Scale(NamedTuple):
     rounds: int
     budgets: Sequence[int]
     lora: Mapping[str, Any] = {}
+    reward: Mapping[str, Any] = {}  # of GRPO: imitation reads none of it
 
 
 SCALES = {
@@ -54,6 +55,7 @@ SCALES = {
         policy={},
         rounds=2,
         budgets=(1, 4, 8, 16),
+        reward={"min_std": 0.003},  # groups that differ by less differ by the measurements' noise
     ),
     "tiny": Scale(
         export=("--groups", "2", "--group-size", "2"),
@@ -120,8 +122,8 @@ class Recipe(Stages):
             self.run(name, words)
             if given.until == name:
                 return
-        words = {row: self.evaluation(row) for row in self.rows()}
-        self.stage("evaluate", words, lambda: self.side_by_side(words))
+        evaluations = {row: self.evaluation(row) for row in self.rows()}
+        self.stage("evaluate", evaluations, lambda: self.side_by_side(evaluations))
         if given.until != "evaluate":
             self.finish()
 
@@ -160,6 +162,7 @@ class Recipe(Stages):
         own = {"seed": given.seed, **(scale.sft if kind == "sft" else scale.grpo)}
         told = [f"{kind}.{name}={value}" for name, value in own.items()]
         told += [f"lora.{name}={value}" for name, value in scale.lora.items()]
+        told += [f"reward.{name}={value}" for name, value in scale.reward.items() if kind == "grpo"]
         told += [f"base.device={given.device}", f"base.dtype={given.dtype}"]
         words = [
             "train",

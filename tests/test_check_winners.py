@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fakes import ScriptedDevice
-from records_kit import agent, make_record
+from records_kit import ROOT, agent, environment, make_record
 
 from scripts import check_winners
 from scripts.check_winners import Found, lines, recorded, rows
@@ -69,6 +74,36 @@ def test_what_is_not_recorded_is_one_sentence(path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(sys, "argv", ["check_winners.py", *words])
         with pytest.raises(SystemExit, match=why):
             check_winners.main()
+
+
+def test_ctrl_c_is_one_sentence_and_ends_the_workers(tmp_path: Path) -> None:
+    """A terminal sends it to the whole group; `kill -INT` to the parent alone ends the same way."""
+    command = [sys.executable, "scripts/check_winners.py", "--evaluations", "400", "--jobs", "2"]
+    for size in ("64", "128", "256", "512", "1024", "2048"):
+        command += ["--shape", f"{size},{size},64"]
+    for send in (os.killpg, os.kill):
+        process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment(tmp_path), process_group=0
+        )
+        until = time.monotonic() + 60
+        while len(begun := workers_of(process.pid)) < 2 and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        send(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+        assert len(begun) == 2 and process.returncode == 130 and "Traceback" not in said, said
+        assert said.splitlines()[-1].startswith("interrupted: ")
+        assert not any(Path(f"/proc/{pid}").exists() for pid in begun)
+
+
+def workers_of(parent: int) -> list[int]:
+    """Its processes that block ctrl-C by now."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            status = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
+            if status["PPid"] == str(parent) and int(status["SigBlk"], 16) & 1 << (signal.SIGINT - 1):
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_counts_and_misses() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from tools.families import load_families
 from tools.hgemm import hgemm
 from tools.record_file import RecordReader
 from training.evaluate import Cell
-from training.proof import tables_of
+from training.proof import OF_PRUNED, tables_of
 from training.rows import read_rows
 from training.shelf import Shelf
 
@@ -86,8 +89,11 @@ def test_pruned_shapes_have_a_table_of_their_own(record: Path, monkeypatch: pyte
     )
     tasks = [hgemm(64, 64, 128).task_id, off_grid]
     cells = {
-        name: [Cell(key=f"{name}{t}", policy=name, task_id=t, seed=0, quota=1, ratios=(ratio,)) for t in tasks]
-        for name, ratio in (("sft", 0.5), ("turn", 0.6))
+        name: [
+            Cell(key=f"{name}{t}", policy=name, task_id=t, seed=0, quota=quota, budget=1, ratios=(ratio,))
+            for t in tasks
+        ]
+        for name, ratio, quota in (("search", 0.4, 0), ("shortlist", 0.5, 0), ("sft", 0.5, 1), ("turn", 0.6, 1))
     }
     tables, document = tables_of(cells, record, ["all"], [1])
     assert list(tables) == [
@@ -97,6 +103,11 @@ def test_pruned_shapes_have_a_table_of_their_own(record: Path, monkeypatch: pyte
     assert set(document) == {"device", "budgets", "all", "all, pruned"}
     (apart,) = (row for row in document["all, pruned"]["sft"] if row["policy"] == "turn")
     assert apart["difference"]["1"]["mean"] < 0
+    known, of_pruned = tables.values()
+    assert "Regret less that of search " in known and "not recorded; searches" not in known
+    assert of_pruned.startswith(OF_PRUNED + "\n\n|") and "that of search " not in of_pruned
+    assert "Regret less that of shortlist " in of_pruned and "Regret less that of sft " in of_pruned
+    assert not any(row["difference"] for row in document["all, pruned"]["search"])
 
 
 # --- the whole of it --------------------------------------------------------------------------------------------------
@@ -138,11 +149,49 @@ def test_variants_of_one_collection_are_trained_and_played(record: Path, tmp_pat
     assert "collect: finished before" in again.stdout and "turn: finished before" in again.stdout
     document = json.loads((out / "evaluation.json").read_text())
     assert [row["policy"] for row in document["all"]["search"]] == [
-        "random", "search", "model", "shortlist", "sft", "sft-wide", "turn", "gain", "base",
+        "random", "search", "search-records", "model", "shortlist", "sft", "sft-wide", "turn", "gain", "base",
         "gain, no exemplars", "gain, no profiles", "gain, no shortlist",
     ]  # fmt: skip
     assert {row["policy"] for row in document["all"]["sft"]} >= {"turn", "gain", "sft-wide"}
     assert all(row["invalid"] == 0 for row in document["all"]["search"])
+
+
+def settings_of(words: Sequence[str]) -> dict[str, str]:
+    return dict(text.split("=", 1) for sign, text in pairwise(words) if sign == "--set")
+
+
+def test_groups_that_differ_by_noise_teach_nothing_in_either_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    compare_grpo, train_adapter = (importlib.import_module(name) for name in ("compare_grpo", "train_adapter"))
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--sft", str(tmp_path)])
+    told = {
+        name: settings_of(words) for name, words in compare_grpo.Comparison(compare_grpo.parsed()).trainings().items()
+    }
+    assert set(told) == set(compare_grpo.VARIANTS)
+    assert {own["reward.min_std"] for own in told.values()} == {"0.003"}
+    assert told["all"].items() - told["best"].items() == {("grpo.scale", "all")}
+    monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--scale", "full"])
+    stages = train_adapter.Recipe(train_adapter.parsed()).stages()
+    of = {name: settings_of(words).get("reward.min_std") for name, words in stages.items()}
+    assert {name for name, value in of.items() if value == "0.003"} == {"grpo1", "grpo2"}
+
+
+@pytest.mark.parametrize(
+    ("also", "told"),
+    [
+        ("other", "--also is NAME=FOLDER, not 'other'"),
+        ("other=", "--also is NAME=FOLDER, not 'other='"),
+        ("=folder", "--also is NAME=FOLDER, not '=folder'"),
+        ("sft=folder", "--also sft: there is a policy of that name already, take another"),
+        ("search=folder", "--also search: there is a policy of that name already, take another"),
+    ],
+)
+def test_another_adapter_has_a_folder_and_a_name_of_its_own(also: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    done = run(tmp_path / "run", "--sft", tmp_path, "--also", also, "--until", "collect", "--from", tmp_path / "none")
+    assert (done.returncode, done.stderr) == (1, f"error: {told}\n") and not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

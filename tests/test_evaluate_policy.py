@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 from fakes import ScriptedDevice
 from records_kit import ROOT, agent, make_record
 
+from agent import evaluate_cli
+from agent.config import Settings
 from memory.exemplars import MemorySettings
 from memory.shortlist import LISTED
 from policy.base import PolicyRequest
@@ -25,6 +28,7 @@ from tools.hgemm import hgemm
 from tools.model import held_out, rank
 from tools.record_file import RecordReader
 from tools.records import Plan, Reason, Step, Task, ToolCall, Variant
+from tools.replay import default_path
 from training.evaluate import Cell, ModelPolicy, Player, Plays, ShortlistPolicy, play
 from training.evaluate_cache import appending, read_cells
 from training.evaluate_table import estimate, lines, table
@@ -257,6 +261,19 @@ def test_a_policy_that_gives_up_ends_its_cell_and_is_no_regret(shelf: Shelf, sha
     assert cell.empty and len(policy.requests) == 4
     (row,) = table([cell], shapes, (4,), {"scripted": lambda budget: LOCAL_QUOTA}, None)
     assert row.regret == {4: None} and row.empty == 1
+
+
+def test_what_was_played_is_known_by_all_code_that_decides(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a cell that was played before a change of it would count as played after."""
+    asked: list[set[str]] = []
+    monkeypatch.setattr(evaluate_cli, "_code", lambda *modules: str(asked.append(set(modules))))
+    with ExitStack() as stack:
+        names = dict.fromkeys(evaluate_cli.SEARCHES)
+        evaluate_cli._players(names, Settings(), FAMILIES, shelf, default_path(), frozenset(), stack)
+    assert all({"tools.model", "tools.model_terms"} <= code for code in asked) and len(asked) == len(names)
+    code_of = {**dict(zip(names, asked, strict=True)), "local": set(evaluate_cli.LOCAL_CODE)}
+    for name in ("search-records", "shortlist", "local"):
+        assert {"memory.exemplars_read", "memory.shortlist", "tools.model_terms", "training.splits"} <= code_of[name]
 
 
 # --- the cache --------------------------------------------------------------------------------------------------------

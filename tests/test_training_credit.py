@@ -116,6 +116,23 @@ def test_turns_are_compared_with_those_of_the_same_place() -> None:
     assert found["g-0"][1] == found["g-1"][1] == 0.0 and len(found["g-2"]) == 1
 
 
+@pytest.mark.parametrize("credit", ["turn", "best", "gain"])
+def test_a_submit_is_not_compared_with_an_evaluation(credit: str) -> None:
+    found, _ = advantage(rollout(0, 1.0, submit=0), rollout(1, 0.9, 1.1, submit=1), credit=credit)
+    assert found["g-0"][1] == found["g-1"][1] == 0.0  # the one's submit, the other's second evaluation
+    found, _ = advantage(rollout(0, 1.0, 0.8, submit=0), rollout(1, 1.0, 0.8, submit=1), credit=credit)
+    assert [tuple(map(round, own)) for own in found.values()] == [(0, 0, 1), (0, 0, -1)]
+
+
+def test_why_a_row_has_no_values_is_told_by_its_credit() -> None:
+    rows = (row(0), row(1, reward=math.nan), row(2, reward=None))  # their answers have no ratio
+    assert advantage(*rows, credit="turn")[1] == {
+        "nothing is known of its turns": 1,
+        "reward is no number": 1,
+        "no reward": 1,
+    }
+
+
 def test_turns_of_which_nothing_is_known_are_left_alone() -> None:
     found, left_out = advantage(rollout(0, None, 1.0), rollout(1, 0.8, 0.5), rollout(2, None), credit="turn")
     assert found == {"g-0": (0.0, 1.0), "g-1": (0.0, -1.0)} and left_out == {"no reward": 1}

@@ -18,8 +18,8 @@ from records_kit import ROOT, make_record
 from tools.hgemm import hgemm
 from training.card import Run, Stage, card
 from training.evaluate import Cell
-from training.evaluate_cache import appending
-from training.proof import cells_of, tables_of, write_evaluation
+from training.evaluate_cache import appending, read_cells
+from training.proof import SEARCHES, cells_of, tables_of, write_evaluation
 from training.splits import split_of
 
 #: Two to learn from, one held out, one off the grid.
@@ -56,7 +56,8 @@ def run(out: Path, base: Path, record: Path, *words: str) -> subprocess.Complete
 
 
 def cell(policy: str, ratios: tuple[float | None, ...], quota: int, task: str, seed: int = 0) -> Cell:
-    return Cell(key=f"{policy}{ratios}", policy=policy, task_id=task, seed=seed, quota=quota, ratios=ratios)
+    key = f"{policy}{ratios}{task}"
+    return Cell(key=key, policy=policy, task_id=task, seed=seed, quota=quota, budget=len(ratios), ratios=ratios)
 
 
 # --- pure parts -------------------------------------------------------------------------------------------------------
@@ -80,6 +81,38 @@ def test_a_rows_cells_are_those_of_its_own_policy_and_the_later_ones(tmp_path: P
         "sft": [(0.4,)],
         "sft, no shortlist": [(0.5,)],
     }
+
+
+@pytest.mark.parametrize("is_longer_first", [True, False])
+def test_a_budget_is_told_by_no_cell_of_fewer_evaluations(record: Path, tmp_path: Path, is_longer_first: bool) -> None:
+    task, other = hgemm(64, 64, 128).task_id, hgemm(72, 80, 96).task_id
+    files = {"searches": tmp_path / "s", "sft": tmp_path / "a"}
+    for row, name, quota in (("searches", "search", 0), ("sft", "sft", 4)):
+        played = [cell(name, (0.1,) * 7 + (0.5,), quota, task), cell(name, (0.1,) * 4, quota, task)]
+        with appending(files[row]) as file:
+            for one in played if is_longer_first else played[::-1]:
+                file.add(one)
+            file.add(cell(name, (0.1,) * 4, quota, other))
+    cells = cells_of(files)
+    assert {name: [one.budget for one in own] for name, own in cells.items()} == {"search": [8, 4], "sft": [8, 4]}
+    _, document = tables_of(cells, record, ["heldout", "off_grid"], [4, 8])
+    for row in document["heldout"]["search"]:
+        assert row["regret"]["8"]["mean"] < row["regret"]["4"]["mean"]
+    for row in document["off_grid"]["search"]:
+        assert row["regret"]["4"] is not None and row["regret"]["8"] is None
+
+
+def test_cells_that_tell_no_budget_are_played_again(tmp_path: Path) -> None:
+    old = json.loads(cell("sft", (0.3,), 1, "t").model_dump_json())
+    del old["budget"]
+    (tmp_path / "a").write_text(json.dumps(old) + "\n")
+    assert read_cells(tmp_path / "a") == {} and cells_of({"sft": tmp_path / "a"}) == {}
+
+
+def test_every_search_is_played_that_can_be_asked_for() -> None:
+    from agent import evaluate_cli
+
+    assert SEARCHES == evaluate_cli.SEARCHES
 
 
 def test_tables_are_of_each_split_and_compare_models_with_the_list_and_with_imitation(
@@ -109,7 +142,8 @@ def test_tables_are_of_each_split_and_compare_models_with_the_list_and_with_imit
 
 
 def test_the_card_says_what_was_done_and_nothing_that_is_not_known() -> None:
-    settings = {"method": "lora", "epochs": 2.0, "learning_rate": 2e-4, "max_steps": None, "kl": 0.02}
+    settings = {"method": "lora", "epochs": 2.0, "learning_rate": 2e-4, "max_steps": None, "kl": 0.02,
+                "credit": "turn", "scale": "all"}  # fmt: skip
     made = {
         "kind": "sft",
         "base": {"name": "tiny", "fingerprint": "f00d"},
@@ -127,7 +161,8 @@ def test_the_card_says_what_was_done_and_nothing_that_is_not_known() -> None:
     told = card(
         "An adapter", [Run("sft", made, metrics)], [Stage("sft", 2.4, ["agent", "train"])], {"x": "| t |"}, 10**6
     )
-    for words in ("1.0 MB", "3 held out", "| learning_rate | 0.0002 |", "| steps a second | 2.00 |", "| 80 % |",
+    for words in ("1.0 MB", "3 held out", "| learning_rate | 0.0002 |", "| credit | turn |", "| scale | all |",
+                  "| steps a second | 2.00 |", "| 80 % |",
                   "| loss, first → last | 2 → 1 |", "    agent train", "### x\n\n| t |", "commit unknown"):  # fmt: skip
         assert words in told
     assert "max_steps" not in told and "eval_loss" not in told and "trl " not in told
@@ -155,6 +190,7 @@ def test_from_records_to_an_adapter_and_its_card(base: Path, record: Path, tmp_p
     assert list(rows) == [
         "random",
         "search",
+        "search-records",
         "model",
         "shortlist",
         "base",

@@ -73,6 +73,10 @@ def test_files_that_are_no_rows_give_a_sentence(tmp_path: Path) -> None:
     uneven = json.loads(row(tokens=TOKENS).to_json())
     uneven["tokens"]["mask"] = [1]
     assert "must be of one length" in broken(json.dumps(uneven) + "\n", path)
+    for starts in ([1, 0], [-1], [0, 3]):
+        damaged = json.loads(row(tokens=TOKENS).to_json())
+        damaged["tokens"]["starts"] = starts
+        assert "starts must ascend within completion_ids" in broken(json.dumps(damaged) + "\n", path)
 
 
 def test_parquet_that_was_cut(tmp_path: Path) -> None:

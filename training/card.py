@@ -26,6 +26,8 @@ _HYPERPARAMETERS = (
     "kl",
     "loss",
     "ratio",
+    "credit",
+    "scale",
     "behaviour",
     "max_length",
     "seed",

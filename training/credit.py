@@ -34,12 +34,12 @@ def advantages(
         if any(value is not None for value in values[row.row_id]):
             groups[row.group_id].append(row)
         else:
-            dropped["no reward" if row.reward is None else "reward is no number"] += 1
+            dropped[_unknown(row)] += 1
     apart = {
         row_id: own
         for members in groups.values()
         if len(members) > 1
-        for row_id, own in _apart({row.row_id: values[row.row_id] for row in members}, settings, reward).items()
+        for row_id, own in _apart(members, values, settings, reward).items()
     }
     unit = _unit(apart.values()) if settings.scale == "all" else 1.0
     found: dict[str, tuple[float, ...]] = {}
@@ -53,6 +53,13 @@ def advantages(
     return found
 
 
+def _unknown(row: Row) -> str:
+    """Why none of its values is known. Credits of turns ask for verdicts, not for the reward."""
+    if row.reward is None:
+        return "no reward"
+    return "reward is no number" if row.known_reward is None else "nothing is known of its turns"
+
+
 def values_of(row: Row, settings: GrpoSettings) -> Values:
     if settings.credit == "rollout":
         return [row.known_reward]
@@ -62,7 +69,7 @@ def values_of(row: Row, settings: GrpoSettings) -> Values:
     told = _by_key(answer.content for _, answers in turns for answer in answers)
     found: list[float | None] = []
     for place, ((turn, _), ratio) in enumerate(zip(turns, ratios, strict=True)):
-        submitted = next((_argument(call, "key") for call in turn.tool_calls if call.name == "submit"), None)
+        submitted = _submitted(turn)
         if submitted is not None:
             found.append(told[submitted] - max(told.values()) if submitted in told else None)
         elif ratio is None or settings.credit == "turn":
@@ -73,6 +80,11 @@ def values_of(row: Row, settings: GrpoSettings) -> Values:
             others = [other for at, other in enumerate(ratios) if at != place and other is not None]
             found.append(max(0.0, ratio - max(others, default=0.0)))
     return found
+
+
+def _submitted(turn: Turn) -> str | None:
+    """The key; None for a turn that submits nothing."""
+    return next((_argument(call, "key") for call in turn.tool_calls if call.name == "submit"), None)
 
 
 def _answered(turns: Sequence[Turn]) -> list[tuple[Turn, list[Turn]]]:
@@ -124,13 +136,23 @@ def _object(text: str) -> dict[str, Any]:
 # --- beside the group -------------------------------------------------------------------------------------------------
 
 
-def _apart(values: Mapping[str, Values], settings: GrpoSettings, reward: RewardSettings) -> dict[str, list[float]]:
-    """How far each turn is from the mean of its group's turns of the same place; in units of their spread where
-    ``settings.scale`` is group. 0 where they spread less than ``reward.min_std``, and where nothing is known."""
-    found = {row_id: [0.0] * len(own) for row_id, own in values.items()}
-    for place in range(max(map(len, values.values()))):
-        there = {row_id: own[place] for row_id, own in values.items() if place < len(own)}
-        known = {row_id: value for row_id, value in there.items() if value is not None}
+def _apart(
+    members: Sequence[Row], values: Mapping[str, Values], settings: GrpoSettings, reward: RewardSettings
+) -> dict[str, list[float]]:
+    """How far each turn is from the mean of its group's turns of the same place, evaluations beside evaluations and
+    submits beside submits; in units of their spread where ``settings.scale`` is group. 0 where they spread less than
+    ``reward.min_std``, and where nothing is known.
+
+    A limit of ``turn``: a plan is tried once, so a rollout that takes the best one first has only worse ones left, and
+    its next turn looks bad beside those of rollouts that take it then."""
+    found = {row.row_id: [0.0] * len(values[row.row_id]) for row in members}
+    beside: dict[tuple[int, bool], dict[str, float]] = defaultdict(dict)
+    for row in members:
+        own = values[row.row_id]
+        for place, (value, is_submit) in enumerate(zip(own, _submits(row, settings), strict=True)):
+            if value is not None:
+                beside[place, is_submit][row.row_id] = value
+    for (place, _), known in beside.items():
         if len(known) < 2:
             continue
         mean = sum(known.values()) / len(known)
@@ -139,6 +161,13 @@ def _apart(values: Mapping[str, Values], settings: GrpoSettings, reward: RewardS
             for row_id, value in known.items():
                 found[row_id][place] = (value - mean) / (std if settings.scale == "group" else 1.0)
     return found
+
+
+def _submits(row: Row, settings: GrpoSettings) -> list[bool]:
+    """Of each value of a row, whether it is of a submit."""
+    if settings.credit == "rollout":
+        return [False]
+    return [_submitted(turn) is not None for turn in row.turns if turn.role == "assistant"]
 
 
 def _unit(apart: Iterable[Sequence[float]]) -> float:

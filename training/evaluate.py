@@ -26,7 +26,8 @@ from training.shelf import Part, Shelf
 
 class Cell(BaseModel):
     """What one policy did at one shape with one seed; a line of the cache. ``ratios`` in the order of evaluation: None
-    for what was rejected or is not recorded."""
+    for what was rejected or is not recorded. ``budget``: how many it was granted, fewer than which it may have used;
+    lines of before it was told are played again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,6 +36,7 @@ class Cell(BaseModel):
     task_id: str
     seed: int
     quota: int
+    budget: int
     ratios: tuple[float | None, ...]
     not_recorded: int = 0
     calls: int = 0
@@ -164,6 +166,7 @@ class _Game:
             task_id=self._shape.task.task_id,
             seed=self._seed,
             quota=self._quota,
+            budget=self.budget,
             ratios=tuple(trial.ratio for trial in self._trials),
             not_recorded=sum(one.not_recorded for one in self._rollouts),
             calls=sum(one.calls for one in self._rollouts),

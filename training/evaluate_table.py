@@ -56,12 +56,14 @@ def table(
     quota_of: Mapping[str, Callable[[int], int]],
     against: str | None,
 ) -> list[PolicyRow]:
-    """A row a policy, in the order of ``quota_of``, which says with which quota a policy plays a budget."""
+    """A row a policy, in the order of ``quota_of``, which says with which quota a policy plays a budget. A cell counts
+    for budgets up to its own: of more evaluations than were played nothing is known."""
     best = {shape.task.task_id: shape.best for shape in shapes if shape.is_complete and shape.best > 0}
     found: dict[str, dict[int, dict[tuple[str, int], float]]] = defaultdict(lambda: defaultdict(dict))
     for cell in cells:
         for budget in budgets:
-            if cell.quota == quota_of[cell.policy](budget) and cell.task_id in best and not cell.empty:
+            is_played = budget <= cell.budget and cell.quota == quota_of[cell.policy](budget)
+            if is_played and cell.task_id in best and not cell.empty:
                 at = (cell.task_id, cell.seed)
                 found[cell.policy][budget][at] = regret(cell, budget, best[cell.task_id])
     rows = []

@@ -23,8 +23,14 @@ from training.splits import split_of
 from training.writing import replacing
 
 #: Rows of the table that are no language model's; their cells are in one file.
-SEARCHES = ("random", "search", "model", "shortlist")
+SEARCHES = ("random", "search", "search-records", "model", "shortlist")
 ALL_SEARCHES = "searches"
+#: Above the table of pruned shapes, for there the rows are not played on equal terms.
+OF_PRUNED = (
+    "At these shapes only likely plans are recorded. `shortlist` and the prompts of language models list no others, so "
+    "that these policies hardly ever propose a plan that is not recorded; searches choose among all plans, and such a "
+    "proposal costs them an evaluation. So nothing is compared with a search here."
+)
 #: What an adapter may weigh: it travels with the repository.
 ADAPTER_BYTES = 12_000_000
 _WEIGHTS = "adapter_model.safetensors"
@@ -32,7 +38,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
     """By row of the table: each file holds one policy's cells, beside those of the search that it was compared with. Of
-    one that was played twice, the later one."""
+    one that was played twice, that of the larger budget, which begins as the smaller one; of equal ones the later."""
     found: dict[str, dict[tuple[str, int, int], Cell]] = {}
     for row, path in files.items():
         name = row.partition(", ")[0]
@@ -40,7 +46,9 @@ def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
             if row == ALL_SEARCHES or cell.policy == name:
                 policy = cell.policy if row == ALL_SEARCHES else row
                 at = (cell.task_id, cell.seed, cell.quota)
-                found.setdefault(policy, {})[at] = cell.model_copy(update={"policy": policy})
+                own = found.setdefault(policy, {})
+                if at not in own or own[at].budget <= cell.budget:
+                    own[at] = cell.model_copy(update={"policy": policy})
     return {policy: list(own.values()) for policy, own in found.items()}
 
 
@@ -49,7 +57,7 @@ def tables_of(
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Markdown by what it is of, and the same as a document. Differences from the search, from the list of the prompts
     alone, and from the adapter without reinforcement learning. Pruned shapes have a table of their own: their optimum
-    is not known, and the best that is recorded stands for it."""
+    is not known, and the best that is recorded stands for it; nothing is compared with the search there."""
     device = ReplayDevice(record)
     try:
         played = {cell.task_id for own in cells.values() for cell in own}
@@ -64,11 +72,12 @@ def tables_of(
         complete = [shape for shape in mine if shape.is_complete]
         pruned = [shape._replace(is_complete=True) for shape in mine if not shape.is_complete and shape.best > 0]
         if of_split := _in(cells, complete):
-            told, document[split] = _compared(of_split, complete, budgets)
+            told, document[split] = _compared(of_split, complete, budgets, "search")
             tables[f"{split}: {len(complete)} shapes with a known optimum"] = "\n".join(told)
         if of_split := _in(cells, pruned):
-            told, document[f"{split}, pruned"] = _compared(of_split, pruned, budgets)
-            tables[f"{split}: {len(pruned)} pruned shapes, against the best that is recorded"] = "\n".join(told)
+            told, document[f"{split}, pruned"] = _compared(of_split, pruned, budgets, None)
+            heading = f"{split}: {len(pruned)} pruned shapes, against the best that is recorded"
+            tables[heading] = "\n".join([OF_PRUNED, "", *told])
     return tables, document
 
 
@@ -77,11 +86,14 @@ def _in(cells: Mapping[str, Sequence[Cell]], shapes: Sequence[Shape]) -> list[Ce
     return [cell for own in cells.values() for cell in own if cell.task_id in ids]
 
 
-def _compared(cells: Sequence[Cell], shapes: Sequence[Shape], budgets: Sequence[int]) -> tuple[list[str], Any]:
+def _compared(
+    cells: Sequence[Cell], shapes: Sequence[Shape], budgets: Sequence[int], search: str | None
+) -> tuple[list[str], Any]:
+    """``search``: what all rows are compared with; None where that is not fair."""
     policies = dict.fromkeys(cell.policy for cell in cells)
     quota = {policy: _no_quota if policy in SEARCHES else _local_quota for policy in policies}
-    rows = table(cells, shapes, budgets, quota, "search")
-    told = lines(rows, budgets, "search", markdown=True)
+    rows = table(cells, shapes, budgets, quota, search)
+    told = lines(rows, budgets, search, markdown=True)
     document = {"search": [row.model_dump(mode="json") for row in rows]}
     for against in ("shortlist", "sft"):  # of language models only: what is beyond the list, and beyond imitation
         rows = [row for row in table(cells, shapes, budgets, quota, against) if row.policy not in SEARCHES]

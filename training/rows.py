@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -76,6 +77,9 @@ class RowTokens(_Part):
             raise ValueError("completion_ids, mask and logprobs must be of one length")
         if not all(map(math.isfinite, self.logprobs)):
             raise ValueError("a log-probability is not a finite number")
+        ends = (0, *self.starts, len(self.completion_ids))
+        if any(begin > end for begin, end in pairwise(ends)):
+            raise ValueError("starts must ascend within completion_ids")
         return self
 
 

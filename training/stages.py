@@ -64,40 +64,29 @@ class Stages:
         """Unless it is finished."""
         if self._is_finished(name, words):
             return
-        known = self.state.get(name)
         told = " ".join(words) if isinstance(words, list) else f"{len(words)} processes, {self.jobs} at a time"
         print(f"{name}: {told}", flush=True)
-        begun, is_finished = time.monotonic() - (known["seconds"] if known is not None else 0.0), False
+        begun, is_finished = time.monotonic(), False
         try:
             work()
             is_finished = True
         finally:
-            seconds = round(time.monotonic() - begun, 1)
-            self.state[name] = {"words": words, "seconds": seconds, "finished": is_finished}
-            self._save()
-        print(f"{name}: {seconds:.0f} s", flush=True)
+            self._record(name, words, begun, is_finished)
 
     def each(self, words: Mapping[str, Sequence[str]], at_a_time: int) -> None:
-        """Commands that are stages of their own, side by side."""
-        left = {name: list(own) for name, own in words.items() if not self._is_finished(name, list(own))}
-        running: list[Running] = []
-        try:
-            while left or running:
-                while left and len(running) < at_a_time:
-                    name = next(iter(left))
-                    print(f"{name}: {' '.join(left[name])}", flush=True)
-                    running.append(self.start(name, left.pop(name)))
-                for one in [one for one in running if one.process.poll() is not None]:
-                    running.remove(one)
-                    self.wait([one])
-                    self._finished(one.name, words[one.name], time.monotonic() - one.begun)
-                time.sleep(0.05)
-        finally:
-            end(running)
+        """Commands that are stages of their own, side by side. One that was stopped may be asked otherwise: the folder
+        holds other stages that are worth keeping, and the command itself knows what it can go on from."""
+        left = {name: list(own) for name, own in words.items() if not self._is_finished(name, list(own), True)}
 
-    def _is_finished(self, name: str, words: Any) -> bool:
+        def over(one: Running, is_finished: bool) -> None:
+            self._record(one.name, left[one.name], one.begun, is_finished)
+
+        self._alongside(left, at_a_time, lambda name: print(f"{name}: {' '.join(left[name])}", flush=True), over)
+
+    def _is_finished(self, name: str, words: Any, may_change: bool = False) -> bool:
+        """``may_change``: unless it is finished."""
         known = self.state.get(name)
-        if known is not None and known["words"] != words:
+        if known is not None and known["words"] != words and (known["finished"] or not may_change):
             raise Failed(
                 f"{self.out} holds a run whose stage {name} was asked otherwise: take another --out, or --fresh"
             )
@@ -106,10 +95,15 @@ class Stages:
             return True
         return False
 
-    def _finished(self, name: str, words: Sequence[str], seconds: float) -> None:
-        self.state[name] = {"words": list(words), "seconds": round(seconds, 1), "finished": True}
+    def _record(self, name: str, words: Any, begun: float, is_finished: bool) -> None:
+        """The seconds of all times that it was asked so."""
+        known = self.state.get(name)
+        before = known["seconds"] if known is not None and known["words"] == words else 0.0
+        seconds = round(before + time.monotonic() - begun, 1)
+        self.state[name] = {"words": words, "seconds": seconds, "finished": is_finished}
         self._save()
-        print(f"{name}: {seconds:.0f} s", flush=True)
+        if is_finished:
+            print(f"{name}: {seconds:.0f} s", flush=True)
 
     def start(self, name: str, words: Sequence[str]) -> Running:
         launch = [sys.executable, "-m", "agent"]
@@ -143,20 +137,39 @@ class Stages:
     def side_by_side(self, words: Mapping[str, Sequence[str]]) -> None:
         """Evaluations by name, at most ``jobs`` at a time. What was played before is in the caches."""
         (self.out / "evaluate").mkdir(exist_ok=True)
+
+        def over(one: Running, is_finished: bool) -> None:
+            if is_finished:
+                print(f"  {one.name}: {time.monotonic() - one.begun:.0f} s", flush=True)
+
+        named = {f"evaluate {row}": own for row, own in words.items()}
+        self._alongside(named, self.jobs, lambda name: None, over)
+
+    def _alongside(
+        self,
+        words: Mapping[str, Sequence[str]],
+        at_a_time: int,
+        begins: Callable[[str], None],
+        over: Callable[[Running, bool], None],
+    ) -> None:
+        """``over`` hears of each that ended, and whether it is finished: not if it failed or was stopped."""
         left = list(words.items())
         running: list[Running] = []
         try:
             while left or running:
-                while left and len(running) < self.jobs:
-                    row, own = left.pop(0)
-                    running.append(self.start(f"evaluate {row}", own))
+                while left and len(running) < at_a_time:
+                    name, own = left.pop(0)
+                    begins(name)
+                    running.append(self.start(name, own))
                 for one in [one for one in running if one.process.poll() is not None]:
-                    running.remove(one)
                     self.wait([one])
-                    print(f"  {one.name}: {time.monotonic() - one.begun:.0f} s", flush=True)
+                    running.remove(one)
+                    over(one, True)
                 time.sleep(0.05)
         finally:
             end(running)
+            for one in running:
+                over(one, False)
 
     def _save(self) -> None:
         with replacing(self.out / "stages.json") as new:

@@ -100,11 +100,12 @@ def _renamed(records: RecordReader, entries: Iterable[Certified]) -> dict[str, s
         if entry.variant_key in known or was is None or built is None:
             continue
         for plan in plans:
-            alike = (plan.family, plan.b_layout) == (
+            if (plan.family, plan.b_layout) != (
                 was.family,
                 was.b_layout,
-            ) and was.knobs.items() <= plan.knobs.items()
-            compiled = records.compiled(plan.plan_id) if alike else None
+            ) or not was.knobs.items() <= plan.knobs.items():
+                continue
+            compiled = records.compiled(plan.plan_id)
             if compiled is not None and compiled.cubin_sha256 == built.cubin_sha256:
                 found[entry.variant_key] = plan.plan_id
     return found

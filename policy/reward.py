@@ -104,8 +104,17 @@ def smooth(rewards: Sequence[float | None], settings: RewardSettings) -> list[fl
     known = [r for r in rewards if r is not None]
     if not known:
         return [None] * len(rewards)
-    mean = sum(known) / len(known)
-    std = math.sqrt(sum((r - mean) ** 2 for r in known) / len(known))
+    mean, std = spread(known)
     if std < settings.min_std:
         return [None if r is None else 0.0 for r in rewards]
-    return [None if r is None else max(-settings.clip, min(settings.clip, (r - mean) / std)) for r in rewards]
+    return [None if r is None else clipped((r - mean) / std, settings) for r in rewards]
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and the population's standard deviation; of one value at least."""
+    mean = sum(values) / len(values)
+    return mean, math.sqrt(sum((value - mean) ** 2 for value in values) / len(values))
+
+
+def clipped(advantage: float, settings: RewardSettings) -> float:
+    return max(-settings.clip, min(settings.clip, advantage))

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
-from training.proof import ALL_SEARCHES, SEARCHES, cells_of, tables_of, write_evaluation  # noqa: E402
+from training.proof import ALL_SEARCHES, SEARCHES, cells_of, row_words, tables_of, write_evaluation  # noqa: E402
 from training.shelf import PARTS  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
@@ -174,19 +174,17 @@ class Comparison(Stages):
     def train(self, kind: str, rows: str, out: str, told: Mapping[str, Any]) -> list[str]:
         given = self.given
         words = ["train", kind, rows, "--out", self.path(out), *(["--base", given.base] if given.base else [])]
-        return [*words, *self.sets({**told, "base.device": given.device}, kind, "lora", "reward")]
+        return [*words, *self.set_words({**told, "base.device": given.device}, kind, "lora", "reward")]
 
     def policy(self) -> list[str]:
         given = self.given
         told = {**POLICY[given.scale], "policy.local.base.device": given.device}
         if given.base:
             told["policy.local.base.name"] = given.base
-        return self.sets(told, "policy", "memory", "reward")
+        return self.set_words(told, "policy", "memory", "reward")
 
-    def sets(self, told: Mapping[str, Any], *sections: str) -> list[str]:
-        """What is asked for on the command line comes last, so that it counts."""
-        asked = [text for text in self.given.settings if text.partition(".")[0] in sections]
-        return [word for text in (*(f"{k}={v}" for k, v in told.items()), *asked) for word in ("--set", text)]
+    def set_words(self, told: Mapping[str, Any], *sections: str) -> list[str]:
+        return self.sets((f"{k}={v}" for k, v in told.items()), self.given.settings, *sections)
 
     def source(self) -> list[str]:
         return ["--from", str(self.given.source.absolute())] if self.given.source else []
@@ -198,13 +196,7 @@ class Comparison(Stages):
         found = {}
         for row in self.rows(players):
             name, _, part = row.partition(", no ")
-            if name == ALL_SEARCHES:
-                words = [word for search in SEARCHES for word in ("--policy", search)]
-            elif name == "base":
-                words = ["--policy", "base", "--against", "base"]
-            else:
-                words = ["--policy", "shortlist", "--adapter", f"{name}={players[name]}", "--against", "shortlist"]
-            words += ["--without", part] if part else []
+            words = row_words(row, lambda adapter: players[adapter])
             words += ["--batch", BATCH[given.scale], "--cache", self.path("evaluate", f"{file_name(row)}.jsonl")]
             words = ["evaluate-policy", *words, *self.source(), *self.policy()]
             asked = f"{given.budgets} x{given.seeds} {given.split}"

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
 from training.card import Stage  # noqa: E402
-from training.proof import ADAPTER_BYTES, ALL_SEARCHES, SEARCHES, cells_of, package, tables_of, write_evaluation  # noqa: E402
+from training.proof import ADAPTER_BYTES, ALL_SEARCHES, cells_of, package, row_words, tables_of, write_evaluation  # noqa: E402
 from training.shelf import PARTS  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
@@ -173,30 +173,17 @@ class Recipe(Stages):
             *(["--base", given.base] if given.base else []),
         ]
         words += ["--adapter", self.path(adapter)] if adapter is not None else []
-        return [*words, *self.sets(told, kind, "lora", "reward")]
+        return [*words, *self.sets(told, given.settings, kind, "lora", "reward")]
 
     def policy(self) -> list[str]:
         given = self.given
         told = [f"policy.{name}={value}" for name, value in self.scale.policy.items()]
         told += [f"policy.local.base.device={given.device}", f"policy.local.base.dtype={given.dtype}"]
         told += [f"policy.local.base.name={given.base}"] if given.base else []
-        return self.sets(told, "policy", "memory", "reward")
-
-    def sets(self, told: Sequence[str], *sections: str) -> list[str]:
-        """What is asked for on the command line comes last, so that it counts."""
-        asked = [text for text in self.given.settings if text.partition(".")[0] in sections]
-        return [word for text in (*told, *asked) for word in ("--set", text)]
+        return self.sets(told, given.settings, "policy", "memory", "reward")
 
     def evaluation(self, row: str) -> list[str]:
-        name, _, part = row.partition(", no ")
-        if name == ALL_SEARCHES:
-            words = [word for search in SEARCHES for word in ("--policy", search)]
-        elif name == "base":
-            words = ["--policy", "base", "--against", "base"]
-        else:
-            folder = self.path("sft" if name == "sft" else self.trained[-1])
-            words = ["--policy", "shortlist", "--adapter", f"{name}={folder}", "--against", "shortlist"]
-        words += ["--without", part] if part else []
+        words = row_words(row, lambda name: self.path("sft" if name == "sft" else self.trained[-1]))
         words += [
             "--split",
             self.given.split,

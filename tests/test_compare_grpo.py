@@ -8,13 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from records_kit import ROOT, make_record
+from training_kit import OF_EVERY_SPLIT, needs_train
 
 from memory.exemplars import MemorySettings
 from tools.families import load_families
@@ -25,16 +25,10 @@ from training.proof import OF_PRUNED, tables_of
 from training.rows import read_rows
 from training.shelf import Shelf
 
-#: Two to learn from, one held out, one off the grid.
-SHAPES = ((64, 64, 64), (128, 128, 128), (64, 64, 128), (72, 80, 96))
-needs_train = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("trl", "llguidance", "peft")), reason="needs the extra train"
-)
-
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *SHAPES)
+    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *OF_EVERY_SPLIT)
 
 
 def run(out: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:

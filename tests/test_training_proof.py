@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from records_kit import ROOT, make_record
+from training_kit import OF_EVERY_SPLIT, needs_train
 
 from tools.hgemm import hgemm
 from training.card import Run, Stage, card
@@ -22,16 +22,10 @@ from training.evaluate_cache import appending, read_cells
 from training.proof import SEARCHES, cells_of, tables_of, write_evaluation
 from training.splits import split_of
 
-#: Two to learn from, one held out, one off the grid.
-SHAPES = ((64, 64, 64), (128, 128, 128), (64, 64, 128), (72, 80, 96))
-needs_train = pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("trl", "llguidance", "peft")), reason="needs the extra train"
-)
-
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *SHAPES)
+    return make_record(tmp_path_factory.mktemp("records") / "toy.sqlite", *OF_EVERY_SPLIT)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +112,7 @@ def test_every_search_is_played_that_can_be_asked_for() -> None:
 def test_tables_are_of_each_split_and_compare_models_with_the_list_and_with_imitation(
     record: Path, tmp_path: Path
 ) -> None:
-    task_of = {split_of(hgemm(*shape)): hgemm(*shape).task_id for shape in SHAPES}
+    task_of = {split_of(hgemm(*shape)): hgemm(*shape).task_id for shape in OF_EVERY_SPLIT}
     assert set(task_of) == {"train", "heldout", "off_grid"}
     cells = {
         "search": [cell("search", (0.5,), 0, task_of["heldout"])],

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from typing import Any
+
+import pytest
 
 from tools.hgemm import hgemm
 from tools.records import DeviceInfo, SampledTokens, Step, ToolCall, Trajectory
@@ -11,6 +14,11 @@ from training.rows import PromptMessage, Provenance, Row, RowCall, Turn
 from training.splits import split_of
 
 TRAINED = (64, 64, 64)
+#: Two to learn from, one held out, one off the grid.
+OF_EVERY_SPLIT = ((64, 64, 64), (128, 128, 128), (64, 64, 128), (72, 80, 96))
+needs_train = pytest.mark.skipif(
+    any(find_spec(name) is None for name in ("trl", "llguidance", "peft")), reason="needs the extra train"
+)
 
 DEVICE = DeviceInfo(
     name="NVIDIA H200",

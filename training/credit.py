@@ -15,7 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from policy.reward import RewardSettings
+from policy.reward import RewardSettings, clipped, spread
 from training.rows import Row, RowCall, Turn
 from training.settings import GrpoSettings
 
@@ -49,7 +49,7 @@ def advantages(
         elif not any(any(apart[row.row_id]) for row in members):
             dropped["equal rewards in the group"] += len(members)
         else:
-            found |= {row.row_id: tuple(_clipped(v / unit, reward) for v in apart[row.row_id]) for row in members}
+            found |= {row.row_id: tuple(clipped(v / unit, reward) for v in apart[row.row_id]) for row in members}
     return found
 
 
@@ -155,8 +155,7 @@ def _apart(
     for (place, _), known in beside.items():
         if len(known) < 2:
             continue
-        mean = sum(known.values()) / len(known)
-        std = math.sqrt(sum((value - mean) ** 2 for value in known.values()) / len(known))
+        mean, std = spread(list(known.values()))
         if std >= reward.min_std:
             for row_id, value in known.items():
                 found[row_id][place] = (value - mean) / (std if settings.scale == "group" else 1.0)
@@ -174,7 +173,3 @@ def _unit(apart: Iterable[Sequence[float]]) -> float:
     """The spread within groups of all turns that are apart from others at all."""
     squares = [value**2 for own in apart for value in own if value]
     return math.sqrt(sum(squares) / len(squares)) if squares else 1.0
-
-
-def _clipped(value: float, reward: RewardSettings) -> float:
-    return max(-reward.clip, min(reward.clip, value))

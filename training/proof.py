@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,18 @@ def tables_of(
             heading = f"{split}: {len(pruned)} pruned shapes, against the best that is recorded"
             tables[heading] = "\n".join([OF_PRUNED, "", *told])
     return tables, document
+
+
+def row_words(row: str, folder_of: Callable[[str], Path | str]) -> list[str]:
+    """What `agent evaluate-policy` is asked, to play a row; ``folder_of``: an adapter's, by its name in the table."""
+    name, _, part = row.partition(", no ")
+    if name == ALL_SEARCHES:
+        words = [word for search in SEARCHES for word in ("--policy", search)]
+    elif name == "base":
+        words = ["--policy", "base", "--against", "base"]
+    else:
+        words = ["--policy", "shortlist", "--adapter", f"{name}={folder_of(name)}", "--against", "shortlist"]
+    return [*words, *(["--without", part] if part else [])]
 
 
 def _in(cells: Mapping[str, Sequence[Cell]], shapes: Sequence[Shape]) -> list[Cell]:

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,12 @@ class Stages:
             raise Failed(f"the folder {self.out} cannot be made or read: {error.strerror}") from error
         except ValueError as error:
             raise Failed(f"{path} is damaged: begin anew with --fresh") from error
+
+    @staticmethod
+    def sets(told: Iterable[str], asked: Iterable[str], *sections: str) -> list[str]:
+        """What is asked for on the command line comes last, so that it counts."""
+        asked = (text for text in asked if text.partition(".")[0] in sections)
+        return [word for text in (*told, *asked) for word in ("--set", text)]
 
     def path(self, *parts: str) -> str:
         return str(self.out.joinpath(*parts))

@@ -20,7 +20,7 @@ import sys
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,7 @@ _searcher: Searcher | None = None
 
 def _begin(path: Path, settings: Settings) -> None:
     global _searcher
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's reaches workers too: it is for the parent to end them
     _searcher = Searcher(path, settings)
 
 
@@ -171,19 +172,32 @@ def searched(path: Path, settings: Settings, shapes: Sequence[Recorded], jobs: i
         finally:
             searcher.close()
         return
-    with ProcessPoolExecutor(min(jobs, len(shapes)), initializer=_begin, initargs=(path, settings)) as pool:
-        try:
-            # Workers start blocked: a terminal's ctrl-C reaches them too, and it is for the parent to end them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    pool = ProcessPoolExecutor(min(jobs, len(shapes)), initializer=_begin, initargs=(path, settings))
+    try:
+        with _ctrl_c_waits():
             waiting = [pool.submit(_work, at) for at in shapes]
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-            yield from (future.result() for future in as_completed(waiting))
-        except BaseException:
-            for worker in multiprocessing.active_children():
-                worker.terminate()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield from (future.result() for future in as_completed(waiting))
+    except BaseException:
+        for worker in multiprocessing.active_children():
+            worker.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """For the end of the block: raised between the fork of a worker and its entry among the children, it would leave
+    the worker behind. Blocking the signal is not enough: any thread may take it, and Python still raises in this one.
+    """
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

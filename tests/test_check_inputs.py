@@ -55,7 +55,7 @@ def test_files_that_are_none(files: tuple[Path, Path], which: int, tamper: Calla
     started = time.monotonic()
     with pytest.raises(UsageError) as caught:
         checking.load_variant(*files, "nk")
-    assert str(files[which]) in str(caught.value) and time.monotonic() - started < 2
+    assert str(files[which]) in str(caught.value) and time.monotonic() - started < 20
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -95,13 +96,28 @@ def test_ctrl_c_is_one_sentence_and_ends_the_workers(tmp_path: Path) -> None:
         assert not any(Path(f"/proc/{pid}").exists() for pid in begun)
 
 
+def test_ctrl_c_while_workers_start_waits_until_all_are_known() -> None:
+    is_over, started = threading.Event(), []
+    other = threading.Thread(target=is_over.wait)  # which may take the signal as well
+    other.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), check_winners._ctrl_c_waits():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            started.append(1)
+    finally:
+        is_over.set()
+        other.join()
+    assert started
+
+
 def workers_of(parent: int) -> list[int]:
-    """Its processes that block ctrl-C by now."""
+    """Its processes that ignore ctrl-C by now."""
     found = []
     for path in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
             status = dict(line.split(":\t", 1) for line in path.read_text().splitlines() if ":\t" in line)
-            if status["PPid"] == str(parent) and int(status["SigBlk"], 16) & 1 << (signal.SIGINT - 1):
+            if status["PPid"] == str(parent) and int(status["SigIgn"], 16) & 1 << (signal.SIGINT - 1):
                 found.append(int(path.parent.name))
     return found
 

@@ -208,7 +208,7 @@ def test_deadline(cache: CompileCache) -> None:
     result = compiled(small_variant(EXPLODING), cache, Limits(deadline_s=1.0))
     assert result.reason is Reason.COMPILE_TIMEOUT
     assert "1 s" in result.detail
-    assert time.monotonic() - started < 6
+    assert time.monotonic() - started < 30
 
 
 def test_memory_limit(cache: CompileCache) -> None:
@@ -521,7 +521,7 @@ def test_closing_the_iterator_stops_what_runs(tmp_path: Path, cache: CompileCach
     results = compile_many(variants, 2, toolchain=toolchain, cache=cache)
     assert next(results)[1].status is Status.UNAVAILABLE
     results.close()
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
     assert threading.active_count() < 10
 
 

@@ -110,9 +110,9 @@ def test_any_text_is_taken_and_normal_form_is_stable_under_comments(text: str) -
 
 @pytest.mark.parametrize("piece", ["x", "/*", '"', 'R"(', '\\"', "'", "#", "1'", "9", "(", "\n#define A 1"])
 def test_hostile_sources_take_linear_time(piece: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     normalised(piece * (300_000 // len(piece)))
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_the_launch_counts_by_what_it_comes_to() -> None:

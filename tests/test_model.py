@@ -215,9 +215,9 @@ def test_ranking_takes_milliseconds() -> None:
     assert len(plans) > 200
     times = []
     for _ in range(15):
-        started = time.perf_counter()
+        started = time.process_time()
         rank(plans, task, H200)
-        times.append(time.perf_counter() - started)
+        times.append(time.process_time() - started)
     assert min(times) < 0.005
 
 

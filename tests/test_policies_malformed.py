@@ -318,7 +318,7 @@ def test_certificate_of_nobody(tmp_path: Path) -> None:
 def test_silence_and_dripping_end_in_time(provider: str) -> None:
     def drip(connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n")
-        for _ in range(100):
+        for _ in range(600):
             connection.sendall(b" ")
             time.sleep(0.1)
 
@@ -328,7 +328,7 @@ def test_silence_and_dripping_end_in_time(provider: str) -> None:
     began = time.monotonic()
     with raw_server(drip) as port:
         assert "was not done with its answer after 0.4 s" in fails(at(provider, f"http://127.0.0.1:{port}", settings))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

@@ -168,7 +168,7 @@ def test_streams_without_end_are_ended(httpserver: HTTPServer, provider: str) ->
 
     def slow() -> Iterator[str]:
         yield from parts[:2]
-        for _ in range(100):
+        for _ in range(1200):
             yield ": ping\n\n"
             time.sleep(0.05)
 
@@ -179,7 +179,7 @@ def test_streams_without_end_are_ended(httpserver: HTTPServer, provider: str) ->
     began = time.monotonic()
     settings = PolicySettings(max_attempts=2, timeout_s=0.5, max_wait_s=0.01)
     assert "was not done with its answer after 0.5 s" in fails(make(httpserver, provider, settings))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

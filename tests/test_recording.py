@@ -267,7 +267,7 @@ def test_the_deadline_ends_it_and_the_file_is_whole(out: Path) -> None:
     started = time.monotonic()
     lines: list[str] = []
     summary = record(slow, FAMILIES, SHAPES, out, deadline_s=0.3, echo=lines.append)
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 8
     assert not summary.finished
     assert summary.shapes_done < 3
     assert "deadline" in lines[-1]

@@ -349,7 +349,7 @@ def test_a_hanging_kernel_is_ended(tmp_path: Path) -> None:
     result = sanitized(tmp_path, f"if [ $tool = synccheck ]; then sleep 60; fi\n{PASS}", deadline_s=1.0)
     assert result.reason is Reason.HANG
     assert "1 s under synccheck" in result.detail
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
 
 
 def test_no_sanitizer_is_unavailable() -> None:

@@ -88,7 +88,7 @@ def test_a_group_thinks_at_the_same_time_whatever_the_jobs(tmp_path: Path) -> No
     together = threading.Barrier(4)
 
     def step(request: PolicyRequest) -> Step:
-        together.wait(timeout=5)  # raises where fewer come
+        together.wait(timeout=30)  # raises where fewer come
         return turn(stop="end")
 
     given = {"policy__name": "openai", "policy__model": "m", "session__group_size": 4, "session__rounds": 1}

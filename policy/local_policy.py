@@ -30,8 +30,15 @@ from tools.proc import Child
 from tools.records import Family, SampledTokens, Step, Usage, content_hash
 
 LOAD_TIMEOUT_S = 1800.0  # a large model from a slow disk, or from a hub
-#: How torch, the loader of its libraries, and the C library say that memory ran out.
-MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to map segment")
+#: How torch, the loader of its libraries, the libraries of C and C++, and Python say that memory ran out.
+MEMORY_WORDS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "failed to map segment",
+    "std::bad_alloc",
+    "memoryerror",
+)
 #: Others of a group that a turn waits for: all come within milliseconds, or never (they were answered before a kill).
 GATHER_S = 1.0
 _DEFAULT_TEMPERATURE = 1.0

@@ -117,6 +117,16 @@ def _train(
         result = _interruptible(job, stop.request)
         if main:
             print(json.dumps(result.as_json()) if json_output else _told(result))
+        _leave_the_others()
+
+
+def _leave_the_others() -> None:
+    """One of several processes ends here and not where Python does: a thread of torch that is still there can abort it
+    then ("terminate called without an active exception"), which ends the training of all as failed."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _interruptible(job: Job, stop: Callable[[], None]) -> Result:

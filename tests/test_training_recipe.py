@@ -245,23 +245,32 @@ def test_what_is_told_when_the_gpus_memory_is_too_little() -> None:
     assert "too little memory for one row" in told("sft", batch_size=1, gradient_checkpointing=True)
 
 
-def test_the_warm_up_is_a_part_of_the_steps_of_all_processes(home: Path, rows: Path, tmp_path: Path) -> None:
-    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "agent")
-    given = (
-        "train",
-        "sft",
-        rows,
-        "--base",
-        home / "tiny",
-        "--out",
-        tmp_path / "two",
-        *SMALL,
-        "--set",
-        "sft.warmup=0.5",
+def test_two_processes_share_the_steps_of_the_warm_up_and_end_in_order(home: Path, rows: Path, tmp_path: Path) -> None:
+    """They stop talking before they leave: a thread of that which outlives Python aborts its process, now and then."""
+    script = tmp_path / "watched.py"
+    script.write_text(
+        "import os, runpy\n"
+        "import torch.distributed as distributed\n"
+        "leave = os._exit\n"
+        "def watched(code):\n"
+        "    print('left over' if distributed.is_initialized() else 'in order', flush=True)\n"
+        "    leave(code)\n"
+        "os._exit = watched\n"
+        "runpy.run_module('agent', run_name='__main__')\n"
     )
-    more = ("--set", "sft.best_of_group=null", "--set", "sft.batch_size=1", "--set", "sft.epochs=2")
-    done = subprocess.run([*launch, *given, *more], env=environ(home), capture_output=True, text=True, timeout=240)
+    launch = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
+    given = ("train", "sft", rows, "--base", home / "tiny", "--out", tmp_path / "two", *SMALL)
+    more = ("best_of_group=null", "batch_size=1", "epochs=2", "warmup=0.5")
+    words = [*launch, *given, *(word for one in more for word in ("--set", f"sft.{one}"))]
+    done = subprocess.run(
+        words,
+        env=environ(home) | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("in order") == 2 and "left over" not in done.stdout
     rates = [m["learning_rate"] for m in metrics(tmp_path / "two") if "learning_rate" in m]
     assert len(rates) == 6 and rates.index(max(rates)) == 3  # 6 rows, 2 at a time, twice: 3 steps of warm-up
 

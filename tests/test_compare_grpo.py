@@ -130,15 +130,15 @@ def test_variants_of_one_collection_are_trained_and_played(record: Path, tmp_pat
     out = tmp_path / "run"
     given = ("--sft", tmp_path / "sft", "--scale", "tiny", "--base", base, "--device", "cpu", "--from", record,
              "--budgets", "1,4", "--seeds", "1", "--jobs", "2", "--trainings", "2")  # fmt: skip
-    first = run(out, *given, "--variants", "turn", "--wide", tmp_path / "rows.jsonl", "--set", "lora.rank=2")
+    given = (*given, "--wide", tmp_path / "rows.jsonl", "--set", "lora.rank=2")
+    first = run(out, *given, "--variants", "turn", "--until", "train")
     assert first.returncode == 0, first.stderr
     rows = read_rows(out / "collected.jsonl")
     assert rows and all(r.tokens is not None and len(r.tokens.starts) > 1 for r in rows)
     assert {r.provenance.policy for r in rows} == {"local:sft"}
     settings = json.loads((out / "turn" / "training.json").read_text())["settings"]
     assert settings["grpo"]["credit"] == "turn" and settings["reward"]["min_std"] == pytest.approx(1e-6)
-    again = run(out, *given, "--variants", "turn,gain", "--wide", tmp_path / "rows.jsonl", "--set", "lora.rank=2",
-                "--full", "gain", "--pruned-seeds", "1")  # fmt: skip
+    again = run(out, *given, "--variants", "turn,gain", "--full", "gain", "--pruned-seeds", "1")
     assert again.returncode == 0, again.stderr
     assert "collect: finished before" in again.stdout and "turn: finished before" in again.stdout
     document = json.loads((out / "evaluation.json").read_text())

@@ -19,6 +19,7 @@ from agent.cli import app
 from tools import model_quality
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
+from tools.launching import environment
 from tools.model import (
     FOLDS,
     GpuSize,
@@ -31,7 +32,7 @@ from tools.model import (
     rank,
 )
 from tools.model_quality import Measured, evaluate, measured, random_regrets, regrets, spearman
-from tools.model_terms import FAMILIES, longest, occupancy
+from tools.model_terms import FAMILIES, Case, longest, occupancy, splitk_ring
 from tools.records import Plan, Task
 from tools.replay import ReplayDevice
 from tools.shapes import spread
@@ -68,6 +69,19 @@ def test_every_plan_has_a_finite_time_above_the_launch(shape: tuple[int, int, in
     task = hgemm(*shape)
     estimates = estimates_us(plans_of(task), task, H200)
     assert np.isfinite(estimates).all() and estimates.min() > load_fitted().constants["machine.launch_us"]
+
+
+def test_the_model_splits_as_the_launch_does() -> None:
+    compared = 0
+    for task in (hgemm(*shape) for shape in [*spread(120), *ODD_SHAPES]):
+        for variant in accepted_plans({"wgmma_splitk": FAMILIES_OF_KERNELS["wgmma_splitk"]}, task):
+            assert variant.plan is not None
+            told = environment(variant.launch, task.dims, variant.b_layout, H200.sm_count)
+            columns = {name: np.array([value]) for name, value in variant.plan.knobs.items()}
+            stages, splits = splitk_ring(columns, Case.of(*task.dims.values(), H200))
+            assert (int(stages[0]), int(splits[0])) == (told["STAGES"], told["SPLITS"]), variant.label
+            compared += 1
+    assert compared > 200
 
 
 @pytest.mark.parametrize("grow", ["M", "N", "K"])

@@ -193,13 +193,20 @@ def wgmma_tile(x: Columns, case: Case, c: Constants) -> Array:
     return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
+def splitk_ring(x: Columns, case: Case) -> tuple[Array, Array]:
+    """Stages, and CTAs that share the K of a tile: as the family's launch computes them, for all plans at once."""
+    bm, bn = x["BM"], x["BN"]
+    stages = np.minimum(8, 232_192 // ((bm + bn) * x["BK"] * 2))
+    tiles = ceil_div(case.m, bm) * ceil_div(case.n, bn)
+    return stages, np.maximum(2, np.minimum(np.minimum(case.sm_count // tiles, bn // 8), case.k // 256))
+
+
 def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
     f = "wgmma_splitk."
     p = c[f + "overlap_exponent"]
     bm, bn, bk = x["BM"], x["BN"], x["BK"]
-    stages = np.minimum(8, 232_192 // ((bm + bn) * bk * 2))
     tiles = ceil_div(case.m, bm) * ceil_div(case.n, bn)
-    split = np.maximum(2, np.minimum(np.minimum(case.sm_count // tiles, bn // 8), case.k // 256))
+    stages, split = splitk_ring(x, case)
     steps = ceil_div(ceil_div(case.k, bk), split)
 
     tensor = 2 * bm * bn * bk / c["machine.sm_tensor_flop_per_us"]

@@ -240,7 +240,6 @@ def _train(job: Job, trainer: Any, newest: Path | None) -> None:
         trainer.train(resume_from_checkpoint=str(newest) if newest is not None else None)
     except torch.cuda.OutOfMemoryError as error:
         raise TrainingError(less_memory(job)) from error
-    trainer.accelerator.end_training()  # what several processes talk by; its threads should not outlive Python
 
 
 def less_memory(job: Job) -> str:

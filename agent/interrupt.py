@@ -136,7 +136,6 @@ def interruptible(
             if len(heard.numbers) > 1 or heard.waited_s() > grace_s:
                 print(f"\ninterrupted; go on with: {come_back}", file=sys.stderr, flush=True)
                 os._exit(heard.exit_code)
-        worker.join()  # what torch does at the end of a thread aborts the process if Python ends meanwhile
     finally:
         for heard_number, handler in before.items():
             if handler is not None:  # it was not set from Python

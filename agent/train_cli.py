@@ -124,7 +124,9 @@ def _leave_the_others() -> None:
     """One of several processes ends here and not where Python does: a thread of gloo's that waits for Python, to let go
     of a tensor, aborts it there ("terminate called without an active exception"), and the training of all has failed.
     To close the process group first is no way: that waits for the thread, and holds what the thread waits for."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    from training.loop import process_count
+
+    if process_count() > 1:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

@@ -32,7 +32,7 @@ from tools.model import (
     rank,
 )
 from tools.model_quality import Measured, evaluate, measured, random_regrets, regrets, spearman
-from tools.model_terms import FAMILIES, Case, longest, occupancy, splitk_ring
+from tools.model_terms import FAMILIES, Case, longest, occupancy, splitk_split
 from tools.records import Plan, Task
 from tools.replay import ReplayDevice
 from tools.shapes import spread
@@ -78,8 +78,8 @@ def test_the_model_splits_as_the_launch_does() -> None:
             assert variant.plan is not None
             told = environment(variant.launch, task.dims, variant.b_layout, H200.sm_count)
             columns = {name: np.array([value]) for name, value in variant.plan.knobs.items()}
-            stages, splits = splitk_ring(columns, Case.of(*task.dims.values(), H200))
-            assert (int(stages[0]), int(splits[0])) == (told["STAGES"], told["SPLITS"]), variant.label
+            found = splitk_split(columns, Case.of(*task.dims.values(), H200))
+            assert [int(one[0]) for one in found] == [told[n] for n in ("TILES", "STAGES", "SPLITS")], variant.label
             compared += 1
     assert compared > 200
 

@@ -193,20 +193,19 @@ def wgmma_tile(x: Columns, case: Case, c: Constants) -> Array:
     return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
-def splitk_ring(x: Columns, case: Case) -> tuple[Array, Array]:
-    """Stages, and CTAs that share the K of a tile: as the family's launch computes them, for all plans at once."""
+def splitk_split(x: Columns, case: Case) -> tuple[Array, Array, Array]:
+    """Tiles, stages, and CTAs that share a tile's K: as the family's launch computes them, for all plans at once."""
     bm, bn = x["BM"], x["BN"]
-    stages = np.minimum(8, 232_192 // ((bm + bn) * x["BK"] * 2))
     tiles = ceil_div(case.m, bm) * ceil_div(case.n, bn)
-    return stages, np.maximum(2, np.minimum(np.minimum(case.sm_count // tiles, bn // 8), case.k // 256))
+    stages = np.minimum(8, 232_192 // ((bm + bn) * x["BK"] * 2))
+    return tiles, stages, np.maximum(2, np.minimum(np.minimum(case.sm_count // tiles, bn // 8), case.k // 256))
 
 
 def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
     f = "wgmma_splitk."
     p = c[f + "overlap_exponent"]
     bm, bn, bk = x["BM"], x["BN"], x["BK"]
-    tiles = ceil_div(case.m, bm) * ceil_div(case.n, bn)
-    stages, split = splitk_ring(x, case)
+    tiles, stages, split = splitk_split(x, case)
     steps = ceil_div(ceil_div(case.k, bk), split)
 
     tensor = 2 * bm * bn * bk / c["machine.sm_tensor_flop_per_us"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from policy.base_model import Base
 from training.credit import advantages
 from training.errors import TrainingError
 from training.folder import RunFolder
-from training.loop import Job, Result, arguments, in_folder, reasons, run, trainable
+from training.loop import Job, Result, arguments, in_folder, process_count, reasons, run, trainable
 from training.rows import Row
 from training.samples import Sample, credited, grouped, in_split, one_temperature, samples_of
 from training.settings import GrpoSettings
@@ -68,7 +67,7 @@ def trainer(
 
     settings = job.settings.grpo
     groups = len(samples) // settings.group_size
-    processes = _processes()
+    processes = process_count()
     batch, accumulate = _batches(settings, groups, processes)
     config = GRPOConfig(
         **{**arguments(job), "per_device_train_batch_size": batch},
@@ -110,10 +109,6 @@ def _batches(settings: GrpoSettings, groups: int, processes: int) -> tuple[int, 
         f"{groups} groups of {settings.group_size} cannot be shared out over {processes} processes: set "
         "grpo.group_size to a multiple of them, or give more rows"
     )
-
-
-def _processes() -> int:
-    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _logged_reward(**_: Any) -> list[float]:

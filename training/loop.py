@@ -98,9 +98,14 @@ def is_main_process() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def process_count() -> int:
+    """Of those that accelerate started, itself included."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def wait_for_all(job: Job) -> None:
     """Until the main process has made the folder ready: the others read in it what there is to go on with."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if process_count() > 1:
         import torch
         from accelerate import PartialState
 
@@ -342,8 +347,7 @@ def _device(job: Job) -> str:
 
     if job.settings.base.device == "cpu" or not torch.cuda.is_available():
         return "cpu"
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    return f"{count} x {torch.cuda.get_device_name()}"
+    return f"{process_count()} x {torch.cuda.get_device_name()}"
 
 
 def _version(package: str) -> str:

@@ -19,9 +19,12 @@ for needed in ("torch", "transformers", "llguidance", "peft"):
 from tiny_model import make_tiny_model  # noqa: E402
 
 from memory.exemplars import MemorySettings  # noqa: E402
+from policy.base_model import BaseSettings  # noqa: E402
 from policy.reward import RewardSettings  # noqa: E402
 from policy.settings import LocalSettings, PolicySettings  # noqa: E402
 from tools.hgemm import hgemm  # noqa: E402
+from tools.proc import Child  # noqa: E402
+from training import collect_parts  # noqa: E402
 from training.collect_parts import Order, part_files, remove_parts  # noqa: E402
 from training.replaying import Shape  # noqa: E402
 
@@ -66,6 +69,31 @@ def test_a_part_is_called_after_all_that_its_rows_depend_on(tiny: Path, path: Pa
     assert files[0].exists()
     remove_parts(out)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.jsonl"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_processes_are_shared_out_over_the_gpus(
+    device: str, tiny: Path, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    class Refused(Exception):
+        pass
+
+    def start(argv: list[str], env: dict[str, str], cwd: Path) -> Child:
+        seen.append(env.get("CUDA_VISIBLE_DEVICES"))
+        if len(seen) == 3:
+            raise Refused
+        return Child([sys.executable, "-c", ""], env=env, cwd=cwd)
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    monkeypatch.setattr(collect_parts, "Child", start)
+    given = order(tiny, path, parts=3)
+    local = given.policy.local.model_copy(update={"base": BaseSettings(name=str(tiny), device=device)})
+    given = given.model_copy(update={"policy": given.policy.model_copy(update={"local": local})})
+    with pytest.raises(Refused):
+        list(collect_parts.rows_of_parts(given, tmp_path / "rows.jsonl", lambda done, of: None))
+    assert seen == (["4", "5", "4"] if device == "cpu" else ["4,5"] * 3), "a numbered GPU is the one that was asked for"
 
 
 def words(tiny: Path, source: Path, out: Path) -> list[str]:

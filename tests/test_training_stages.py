@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -11,15 +12,20 @@ from pathlib import Path
 
 import pytest
 
+import tools.visible_gpus
+from tools.visible_gpus import VisibleGpu, gpus_to_share
 from training.stages import Failed, Running, Stages, file_name
 
 
 class Scripted(Stages):
     """Its commands are Python."""
 
-    def start(self, name: str, words: Sequence[str]) -> Running:
+    def start(self, name: str, words: Sequence[str], gpu: str | None = None) -> Running:
         (self.out / "logs" / f"{file_name(name)}.log").touch()
-        return Running(name, subprocess.Popen([sys.executable, "-c", *words]), time.monotonic())
+        code = words[-1] if words[0] in ("collect", "train") else words[0]
+        environ = {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {}
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ})
+        return Running(name, process, time.monotonic(), gpu)
 
 
 def opened(out: Path) -> Scripted:
@@ -60,3 +66,36 @@ def test_evaluations_side_by_side_are_no_stages(tmp_path: Path, capsys: pytest.C
     assert stages.state == {}
     with pytest.raises(Failed, match="evaluate x: nothing was said"):
         stages.side_by_side({"x": ["raise SystemExit(2)"]})
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_runs_side_by_side_is_shared_out_over_the_gpus(
+    processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, GPU-5f")
+
+    def seen(name: str) -> str:
+        return (
+            f"import os, pathlib; pathlib.Path({str(tmp_path / name)!r}).write_text(os.environ['CUDA_VISIBLE_DEVICES'])"
+        )
+
+    stages = Scripted(tmp_path / "run", jobs=2, processes=processes)
+    stages.open(False)
+    words = {name: ["train", seen(name)] for name in "abcd"} | {"rows": ["collect", seen("rows")]}
+    words["numbered"] = ["train", "--set=base.device=cuda:1", seen("numbered")]
+    stages.each(words, 6)
+    told = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
+    assert told["rows"] == told["numbered"] == "4, GPU-5f"
+    if processes == 1:
+        assert sorted(told[name] for name in "abcd") == ["4", "4", "GPU-5f", "GPU-5f"]
+    else:
+        assert {told[name] for name in "abcd"} == {"4, GPU-5f"}, "a GPU for each process of one training"
+
+
+def test_one_gpu_is_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    for told in ("", "3", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
+        assert gpus_to_share() == []
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(tools.visible_gpus, "visible_gpus", lambda: [VisibleGpu(n, "H200", (9, 0)) for n in range(2)])
+    assert gpus_to_share() == ["0", "1"]

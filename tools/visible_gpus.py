@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 #: sm_90a: wgmma and TMA.
@@ -17,6 +18,14 @@ class VisibleGpu:
     @property
     def usable(self) -> bool:
         return self.capability == NEEDED_CAPABILITY
+
+
+def gpus_to_share() -> list[str]:
+    """What CUDA programs that we start see, as CUDA_VISIBLE_DEVICES names it; empty where there is one or none."""
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [name.strip() for name in told.split(",")] if told is not None else [str(g.ordinal) for g in visible_gpus()]
+    names = [name for name in names if name]
+    return names if len(names) > 1 else []
 
 
 def visible_gpus() -> list[VisibleGpu]:

@@ -26,6 +26,7 @@ from tools.proc import Child
 from tools.records import content_hash
 from tools.replay import ReplayDevice
 from tools.revision import commit
+from tools.visible_gpus import gpus_to_share
 from training.collect import Collection, collect
 from training.errors import TrainingError
 from training.replaying import Shape, in_split
@@ -125,11 +126,13 @@ def _play(orders: Mapping[int, Order], files: list[Path], tell: Tell) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     env = {"OMP_NUM_THREADS": str(max(1, cores // max(1, len(orders)))), **os.environ}
     env["HGEMM_AGENT_HOME"] = str(home_dir().absolute())
+    gpus = gpus_to_share()
     waiting: dict[int, Child] = {}
     with ExitStack() as stack:
         for number, order in orders.items():
             argv = [sys.executable, "-m", "training.collect_worker"]
-            child = Child(argv, env=env, cwd=Path(__file__).resolve().parent.parent)
+            own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus and not _is_numbered(order) else {}
+            child = Child(argv, env=env | own, cwd=Path(__file__).resolve().parent.parent)
             stack.callback(child.kill)
             child.send(Job(order=order, file=files[number]).model_dump_json().encode())
             waiting[number] = child
@@ -149,6 +152,11 @@ def _play(orders: Mapping[int, Order], files: list[Path], tell: Tell) -> None:
                     why = lines[-1][:300] if lines else f"code {child.returncode}"
                     raise TrainingError(f"a process that collects died ({why}); the same command goes on from there")
             time.sleep(_TICK_S)
+
+
+def _is_numbered(order: Order) -> bool:
+    """One GPU was asked for."""
+    return ":" in order.policy.local.base.device
 
 
 class Job(BaseModel):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.visible_gpus import gpus_to_share
 from training.errors import TrainingError
 from training.writing import replacing
 
@@ -24,6 +25,7 @@ class Running(NamedTuple):
     name: str
     process: subprocess.Popen[bytes]
     begun: float
+    gpu: str | None = None
 
 
 class Failed(TrainingError):
@@ -35,7 +37,8 @@ class Failed(TrainingError):
 
 
 class Stages:
-    """``jobs``: processes side by side, ``processes``: of one training, one a GPU."""
+    """``jobs``: processes side by side, ``processes``: of one training, one a GPU. What runs side by side is shared out
+    over the GPUs that there are."""
 
     def __init__(self, out: Path, jobs: int = 1, processes: int = 1) -> None:
         self.out, self.jobs, self.processes = out.absolute(), jobs, processes
@@ -111,7 +114,7 @@ class Stages:
         if is_finished:
             print(f"{name}: {seconds:.0f} s", flush=True)
 
-    def start(self, name: str, words: Sequence[str]) -> Running:
+    def start(self, name: str, words: Sequence[str], gpu: str | None = None) -> Running:
         launch = [sys.executable, "-m", "agent"]
         if words[0] == "collect" and self.jobs > 1:  # no part of what was asked: a stopped run may take others
             words = [*words, "--jobs", str(self.jobs)]
@@ -119,12 +122,14 @@ class Stages:
             count = ("--nproc-per-node", str(self.processes))
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        if gpu is not None:
+            environ["CUDA_VISIBLE_DEVICES"] = gpu
         with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
             # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.
             process = subprocess.Popen(
                 [*launch, *words], stdout=log, stderr=log, env=environ, cwd=self.out, start_new_session=True
             )
-        return Running(name, process, time.monotonic())
+        return Running(name, process, time.monotonic(), gpu)
 
     def wait(self, running: Sequence[Running]) -> None:
         try:
@@ -160,13 +165,14 @@ class Stages:
     ) -> None:
         """``over`` hears of each that ended, and whether it is finished: not if it failed or was stopped."""
         left = list(words.items())
+        gpus = gpus_to_share()
         running: list[Running] = []
         try:
             while left or running:
                 while left and len(running) < at_a_time:
                     name, own = left.pop(0)
                     begins(name)
-                    running.append(self.start(name, own))
+                    running.append(self.start(name, own, self._gpu(own, gpus, running)))
                 for one in [one for one in running if one.process.poll() is not None]:
                     self.wait([one])
                     running.remove(one)
@@ -176,6 +182,14 @@ class Stages:
             end(running)
             for one in running:
                 over(one, False)
+
+    def _gpu(self, words: Sequence[str], gpus: Sequence[str], running: Sequence[Running]) -> str | None:
+        """The least busy, where one is to be taken: a collection shares itself out, as does a training of several
+        processes, and a numbered device says which."""
+        takes_all = words[0] == "collect" or (words[0] == "train" and self.processes > 1)
+        if not gpus or takes_all or any("base.device=cuda:" in word for word in words):
+            return None
+        return min(gpus, key=[one.gpu for one in running].count)
 
     def _save(self) -> None:
         with replacing(self.out / "stages.json") as new:

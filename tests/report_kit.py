@@ -28,8 +28,8 @@ from tools.shapes import Shape, spread
 FAMILIES = toy_families()
 #: Every candidate is wrong here, so the shape has no kernel.
 HOPELESS = (128, 128, 64)
-OFF_GRID = (96, 33, 128)
-SHAPES: tuple[Shape, ...] = (HOPELESS, OFF_GRID, *[s for s in spread(40) if s != HOPELESS][:30])
+OFF_GRID = ((96, 33, 128), (96, 128, 128), (16, 4096, 8192))
+SHAPES: tuple[Shape, ...] = (HOPELESS, *OFF_GRID, *[s for s in spread(40) if s != HOPELESS][:30])
 
 
 class UnevenDevice(ScriptedDevice):

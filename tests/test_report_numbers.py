@@ -18,6 +18,7 @@ from agent.reporting.markdown import render_markdown
 from agent.reporting.model import Report
 from agent.reporting.published import load_peaks, load_published
 from agent.reporting.source import load
+from agent.reporting.tables import headline
 from tests.report_kit import FAMILIES, HOPELESS, SHAPES, make_record
 from tools.record_file import RecordReader
 from tools.records import MODES, PROTOCOL_VERSION, TimingResult
@@ -38,6 +39,17 @@ REFERENCES = {
     "cuBLASLt auto-tuned": "cublaslt_auto",
 }
 Ratios = list[tuple[float, float, float, float, float, str]]  # ratio, lo, hi, time, reference's time, shape
+
+
+DIMS = {64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384}
+
+
+def on_grid(shape: tuple[int, int, int]) -> bool:
+    return set(shape) <= DIMS
+
+
+def off_grid(shape: tuple[int, int, int]) -> bool:
+    return not on_grid(shape)
 
 
 class Oracle:
@@ -69,12 +81,18 @@ class Oracle:
         return max(keys, key=lambda k: self.timed(k, task, "offline").row(reference).ratio, default=None)  # type: ignore[union-attr]
 
     def ratios(
-        self, mode: str, reference: str = "cublaslt_auto", layout: str = "max", lo: int = 0, hi: int = 2**99
+        self,
+        mode: str,
+        reference: str = "cublaslt_auto",
+        layout: str = "max",
+        lo: int = 0,
+        hi: int = 2**99,
+        of: Callable[[tuple[int, int, int]], bool] = on_grid,
     ) -> Ratios:
         found = []
         for task, shape in self.shapes.items():
             key = self.winner(task, layout)
-            if key is not None and lo <= math.prod(shape) < hi:
+            if key is not None and of(shape) and lo <= math.prod(shape) < hi:
                 row = self.timed(key, task, mode).row(reference + ("_max" if layout == "max" else ""))
                 assert row is not None
                 found.append(
@@ -222,13 +240,11 @@ def test_table_2(tables: Tables, oracle: Oracle) -> None:
 
 
 def test_the_mean_weighted_by_the_sizes_of_the_grid(report: Report, oracle: Oracle) -> None:
-    dims = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
-    products = [m * n * k for m in dims for n in dims for k in dims]
+    products = [m * n * k for m in DIMS for n in DIMS for k in DIMS]
     for mode in MODE_TITLES:
         parts = []
         for lo, hi in BINS.values():
-            found = oracle.ratios(mode, lo=lo, hi=hi)
-            ratios = [row[0] for row in found if {int(d) for d in row[-1].split("x")} <= set(dims)]
+            ratios = [row[0] for row in oracle.ratios(mode, lo=lo, hi=hi)]
             share = sum(lo <= product < hi for product in products) / 1000
             parts.append(share * (np.mean(ratios) - 1) if ratios else np.nan)
         expected = None if np.isnan(parts).any() else pytest.approx(sum(parts))
@@ -241,8 +257,35 @@ def test_table_3(tables: Tables, oracle: Oracle) -> None:
         assert [row[0] for row in rows] == list(BINS)
         for row in rows:
             lo, hi = BINS[row[0]]
-            assert row[1] == str(sum(lo <= math.prod(s) < hi for s in SHAPES))
+            assert row[1] == str(sum(lo <= math.prod(s) < hi for s in SHAPES if on_grid(s)))
             assert row[2:] == stats_cells(oracle.ratios(mode, lo=lo, hi=hi))
+
+
+def test_off_the_grid(tables: Tables, oracle: Oracle, report: Report) -> None:
+    for mode, title in MODE_TITLES.items():
+        rows = {row[0]: row[1:] for row in tables["Off the grid", f"{title}, off the grid"][1:]}
+        assert list(rows) == ["all", "16", "96"]
+        assert rows["all"] == stats_cells(oracle.ratios(mode, of=off_grid))
+        for m in (16, 96):
+            assert rows[str(m)] == stats_cells(oracle.ratios(mode, of=lambda s, m=m: off_grid(s) and s[0] == m))
+    first, *_, last = headline(report)
+    assert f"over {len(oracle.ratios('offline'))} shapes of the grid, " in first
+    assert f"off the grid, offline: mean speedup {rows_mean(oracle)} " in "\n".join(headline(report))
+    assert last.startswith(f"{len(SHAPES)} shapes in the database")
+
+
+def rows_mean(oracle: Oracle) -> str:
+    return percent(float(np.mean([row[0] for row in oracle.ratios("offline", of=off_grid)])) - 1)
+
+
+def test_where_none_is_on_the_grid_all_count(tmp_path: Path) -> None:
+    shapes = [shape for shape in SHAPES if off_grid(shape)]
+    path = make_record(tmp_path / "r.sqlite", shapes)
+    report = build(load(path), FAMILIES, load_published(), load_peaks("NVIDIA H200"))
+    assert report.off_grid == ()
+    assert f" over {len(shapes)} shapes, " in headline(report)[0]
+    assert report.comparison("offline").stats.shapes == len(shapes)  # type: ignore[union-attr]
+    assert "Off the grid" not in render_markdown(report)
 
 
 def test_bands_of_figure_3(tables: Tables, oracle: Oracle) -> None:
@@ -268,12 +311,15 @@ def test_bands_of_figure_3(tables: Tables, oracle: Oracle) -> None:
 
 def test_every_loss_is_listed_worst_first(tables: Tables, oracle: Oracle) -> None:
     for mode in MODES:
+        others = oracle.ratios(mode, of=off_grid)
+        slower = sum(r[0] < 1 for r in others)
+        title = f"{mode.capitalize()}, off the grid: {slower} losses among {len(others)} shapes"
+        assert len(tables.get(("Losses and worst cases", title), ["header"])[1:]) == slower
         found = oracle.ratios(mode)
         losses = sorted((r for r in found if r[0] < 1), key=lambda r: r[0])
         assert losses, "the kit is to have losses in every mode"
-        rows = tables["Losses and worst cases", f"{mode.capitalize()}: {len(losses)} losses among {len(found)} shapes"][
-            1:
-        ]
+        title = f"{mode.capitalize()}: {len(losses)} losses among {len(found)} shapes"
+        rows = tables["Losses and worst cases", title][1:]
         assert [(row[0], row[2], row[3], row[4]) for row in rows] == [
             (shape, f"{r:.3f}", f"{lo:.3f} … {hi:.3f}", "clear" if hi < 1 else "within noise")
             for r, lo, hi, _, _, shape in losses
@@ -394,7 +440,7 @@ def test_numbers_of_shapes_stand_in_the_order_of_the_modes(report: Report) -> No
 def test_roofline_table(tables: Tables, oracle: Oracle) -> None:
     for row in tables["Roofline", "The fastest kernels"][1:]:
         rates = {}
-        for *_, time_us, _, shape in oracle.ratios(row[0]):
+        for *_, time_us, _, shape in oracle.ratios(row[0], of=lambda _: True):
             m, n, k = map(int, shape.split("x"))
             rates[shape] = (2 * m * n * k / time_us / 1e6, 2 * (m * k + k * n + m * n) / time_us / 1e6)
         fast, wide = (max(rates, key=lambda s, i=i: rates[s][i]) for i in (0, 1))

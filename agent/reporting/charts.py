@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.reporting.data import samples
 from agent.reporting.model import Band, Report
-from agent.reporting.sizes import size_of
+from agent.reporting.sizes import of_grid, size_of
 from agent.reporting.tables import NOT_MEASURED, PANEL_NAMES, FigureName
 from tools.hgemm import flops, hgemm, min_bytes
 from tools.records import HEADLINE_REFERENCE, MODES, Mode
@@ -68,11 +68,12 @@ def _speedup(report: Report) -> Any:
     figure = make_subplots(
         rows=len(MODES), cols=len(names), shared_yaxes="rows", horizontal_spacing=0.025, vertical_spacing=0.075
     )
-    by_label = {shape.label: shape for shape in report.shapes}
+    counted, _ = of_grid(report.shapes)
+    by_label = {shape.label: shape for shape in counted}
     bands: dict[tuple[str, str], tuple[Band, ...]] = {(p.mode, p.x): p.bands for p in report.panels}
     for row, mode in enumerate(MODES, start=1):
         colour, symbol, fill = _MODE_STYLE[mode]
-        found = samples(report.shapes, mode)
+        found = samples(counted, mode)
         for column, x in enumerate(names, start=1):
             where = {"row": row, "col": column}
             _band(go, figure, bands[mode, x], colour, fill, where)

@@ -20,6 +20,7 @@ from agent.reporting.model import (
     Layout,
     ModeTiming,
     NetOfLaunch,
+    OffGrid,
     Panel,
     Peaks,
     PublishedWork,
@@ -28,7 +29,7 @@ from agent.reporting.model import (
     ShapeReport,
     SizeBin,
 )
-from agent.reporting.sizes import EVENT_RESOLUTION_US, PANELS, SIZE_BINS, grid_shapes, in_bin, on_grid, size_of
+from agent.reporting.sizes import EVENT_RESOLUTION_US, PANELS, SIZE_BINS, grid_shapes, in_bin, of_grid, on_grid, size_of
 from agent.reporting.stats import Sample, std, summarise, with_fallback
 from agent.reporting.winners import Winners, choose
 from tools.hgemm import GRID_DIMS
@@ -50,6 +51,7 @@ def build(
         (_shape(measured, task_id, dims, winners[task_id]) for task_id, dims in measured.tasks.items()),
         key=lambda s: (s.mnk, s.m, s.n, s.k),
     )
+    counted, others = of_grid(shapes)
     kernels, sources = describe_kernels(measured, families, shapes)
     labels = {kernel.key: kernel.label for kernel in kernels}
     return Report(
@@ -59,11 +61,12 @@ def build(
         reference=HEADLINE_REFERENCE,
         shapes_known=len(shapes),
         shapes_with_kernel=sum(s.best is not None for s in shapes),
-        comparisons=tuple(_comparisons(shapes)),
-        sizes=tuple(_sizes(shapes)),
-        grid_weighted={mode: _grid_weighted(shapes, mode) for mode in MODES},
-        server_net=_server_net(shapes),
-        panels=tuple(_panels(shapes)),
+        comparisons=tuple(_comparisons(counted)),
+        sizes=tuple(_sizes(counted)),
+        grid_weighted={mode: _grid_weighted(counted, mode) for mode in MODES},
+        server_net=_server_net(counted),
+        off_grid=tuple(_off_grid(others)),
+        panels=tuple(_panels(counted)),
         shapes=tuple(shapes),
         kernels=kernels,
         sources=sources,
@@ -196,6 +199,15 @@ def _grid_weighted(shapes: Sequence[ShapeReport], mode: Mode) -> float | None:
             return None
         total += grid_shapes(lo, hi) * mean(speedups)
     return total / len(GRID_DIMS) ** 3
+
+
+def _off_grid(shapes: Sequence[ShapeReport]) -> Iterator[OffGrid]:
+    """All, then by M, which is what varies where weights are given."""
+    rows = sorted({shape.m for shape in shapes})
+    for m in (None, *rows) if rows else ():
+        members = [shape for shape in shapes if m is None or shape.m == m]
+        for mode in MODES:
+            yield OffGrid(m=m, mode=mode, stats=summarise(samples(members, mode)))
 
 
 def _server_net(shapes: Sequence[ShapeReport]) -> NetOfLaunch | None:

@@ -85,6 +85,7 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _tiles(report: Report) -> Iterator[str]:
+    shapes = "shapes of the grid" if report.off_grid else "shapes"
     yield '<div class="tiles">'
     for mode in MODES:
         stats = report.headline(mode)
@@ -95,7 +96,7 @@ def _tiles(report: Report) -> Iterator[str]:
         yield f"<b>{percent(stats.mean_speedup)}</b>"
         yield f"<span>95 % interval {interval(stats.mean_lo, stats.mean_hi)}</span>"
         yield f"<span>geometric mean ratio {ratio(stats.geo_mean_ratio)}</span>"
-        yield f"<span>faster at {share(stats.wins, stats.shapes)} of {stats.shapes} shapes</span>"
+        yield f"<span>faster at {share(stats.wins, stats.shapes)} of {stats.shapes} {shapes}</span>"
         yield f"<span>worst {ratio(stats.worst_ratio)} at {escape(stats.worst_shape)}</span></div>"
     yield "</div>"
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from tools.records import BLayout, Budget, Mode, Record
 
 #: Bumped when a field changes its meaning.
-REPORT_VERSION = 1
+REPORT_VERSION = 2
 #: Which side of the comparison: kernels and references with B as stored (NN, TN), or the better of both on each side.
 Layout = Literal["NN", "TN", "max"]
 LAYOUTS: tuple[Layout, ...] = ("NN", "TN", "max")
@@ -299,7 +299,18 @@ class Fact(Record):
     value: str
 
 
+class OffGrid(Record):
+    """Shapes off the grid, of one M or, where it is None, all: against auto-tuned cuBLASLt, the better layout on both
+    sides."""
+
+    m: int | None
+    mode: Mode
+    stats: Stats | None
+
+
 class Report(Record):
+    """Where there are shapes of the grid, statistics are of these alone, and ``off_grid`` has those of the others."""
+
     report_version: int = REPORT_VERSION
     device: str
     driver: str
@@ -312,6 +323,7 @@ class Report(Record):
     #: Mean speedup by mode, each size of Table 3 counted as often as the grid has it; None where a size lacks.
     grid_weighted: dict[Mode, float | None]
     server_net: NetOfLaunch | None
+    off_grid: tuple[OffGrid, ...]
     panels: tuple[Panel, ...]
     shapes: tuple[ShapeReport, ...]
     kernels: tuple[Kernel, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from agent.reporting.model import ShapeReport
 from tools.hgemm import GRID_DIMS, grid
@@ -28,6 +29,12 @@ def in_bin(mnk: int, lo: int | None, hi: int | None) -> bool:
 
 def on_grid(shape: ShapeReport) -> bool:
     return {shape.m, shape.n, shape.k} <= set(GRID_DIMS)
+
+
+def of_grid(shapes: Sequence[ShapeReport]) -> tuple[list[ShapeReport], list[ShapeReport]]:
+    """What statistics are of, and the others: all and none where none is on the grid."""
+    there = [shape for shape in shapes if on_grid(shape)]
+    return (there, [shape for shape in shapes if not on_grid(shape)]) if there else (list(shapes), [])
 
 
 def grid_shapes(lo: int | None, hi: int | None) -> int:

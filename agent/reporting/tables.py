@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from agent.reporting.model import Comparison, Layout, MaxStats, Report, Stats
-from agent.reporting.sizes import EVENT_RESOLUTION_US, SIZE_BINS, on_grid
+from agent.reporting.model import Comparison, Layout, MaxStats, Report, ShapeReport, Stats
+from agent.reporting.sizes import EVENT_RESOLUTION_US, SIZE_BINS, of_grid, on_grid
 from tools.hgemm import GRID_DIMS
 from tools.records import HEADLINE_REFERENCE, MODES, Mode
 
@@ -68,6 +68,8 @@ def sections(report: Report) -> Iterator[Section]:
     yield Section("table-1", "Table 1. Mean speedup", _TABLE_1_TEXT, None, tuple(_table_1(report)))
     yield Section("table-2", "Table 2. max(custom, reference)", _TABLE_2_TEXT, None, tuple(_table_2(report)))
     yield Section("table-3", "Table 3. By size", _TABLE_3_TEXT, None, tuple(_table_3(report)))
+    if report.off_grid:
+        yield Section("off-grid", "Off the grid", _OFF_GRID_TEXT, None, tuple(_off_grid(report)))
     yield Section("figure-3", "Figure 3. Speedup against size", _FIGURE_TEXT, "speedup", tuple(_bands(report)))
     yield Section("explorer", "Explorer", (_explorer_text(report),), "explorer")
     yield Section("losses", "Losses and worst cases", _LOSSES_TEXT, None, tuple(_losses(report)))
@@ -127,21 +129,30 @@ def headline(report: Report) -> list[str]:
         if stats is None:
             lines.append(f"{mode}: {NOT_MEASURED}")
             continue
-        mean = f"{percent(stats.mean_speedup)} (95 % interval {interval(stats.mean_lo, stats.mean_hi)})"
-        lines.append(
-            f"{mode}: mean speedup {mean} over {stats.shapes} shapes, geometric mean {ratio(stats.geo_mean_ratio)}x, "
-            f"faster at {share(stats.wins, stats.shapes)}, worst {ratio(stats.worst_ratio)}x at {stats.worst_shape}"
-        )
+        lines.append(f"{mode}: {_in_words(stats, 'shapes of the grid' if report.off_grid else 'shapes')}")
     weighted = {mode: report.grid_weighted[mode] for mode in MODES}
     if 0 < measured_on_grid(report) < len(GRID_DIMS) ** 3 and any(value is not None for value in weighted.values()):
         means = ", ".join(f"{mode} {NOT_MEASURED if v is None else percent(v)}" for mode, v in weighted.items())
         lines.append(f"mean speedup with each size of Table 3 weighted by its share of the grid: {means}")
+    lines += [
+        f"off the grid, {off.mode}: {_in_words(off.stats, 'shapes')}"
+        for off in report.off_grid
+        if off.m is None and off.stats is not None
+    ]
     known, passed = report.shapes_known, report.shapes_with_kernel
     lines.append(
         f"{known} shapes in the database, {passed} with a kernel that passed the whole gate, "
         f"{known - passed} with none; " + coverage(report)
     )
     return lines
+
+
+def _in_words(stats: Stats, shapes: str) -> str:
+    mean = f"{percent(stats.mean_speedup)} (95 % interval {interval(stats.mean_lo, stats.mean_hi)})"
+    return (
+        f"mean speedup {mean} over {stats.shapes} {shapes}, geometric mean {ratio(stats.geo_mean_ratio)}x, "
+        f"faster at {share(stats.wins, stats.shapes)}, worst {ratio(stats.worst_ratio)}x at {stats.worst_shape}"
+    )
 
 
 def measured_on_grid(report: Report) -> int:
@@ -180,6 +191,10 @@ _TABLE_2_TEXT = (
     "In the last column the custom kernel is used only at clear wins.",
 )
 _TABLE_3_TEXT = ("Against auto-tuned cuBLASLt, the better layout on both sides, by the product MNK.",)
+_OFF_GRID_TEXT = (
+    "Shapes with a dimension that the grid has not, by M. They are in no other mean, bin or band; the losses name "
+    "theirs apart.",
+)
 _FIGURE_TEXT = (
     "Speedup over auto-tuned cuBLASLt, each shape a point; the line is the mean and the band one standard deviation "
     "either side, over bins of one power of two of MNK and half a power of two of the mean and the largest dimension.",
@@ -287,6 +302,16 @@ def _table_3(report: Report) -> Iterator[Table]:
         )
 
 
+def _off_grid(report: Report) -> Iterator[Table]:
+    for mode in MODES:
+        rows = [off for off in report.off_grid if off.mode == mode]
+        yield Table(
+            f"{mode.capitalize()}, off the grid",
+            ("M", *_STATS),
+            tuple(Row(("all" if off.m is None else str(off.m), *stats_cells(off.stats))) for off in rows),
+        )
+
+
 # --- figure 3, explorer, losses --------------------------------------------------------------------------------------
 
 PANEL_NAMES = {
@@ -315,8 +340,8 @@ def _bands(report: Report) -> Iterator[Table]:
 def _explorer_text(report: Report) -> str:
     there = sum(on_grid(shape) for shape in report.shapes)
     text = f"{there} of the 1,000 shapes of the grid are in the database; the rest is hatched."
-    if there < len(report.shapes):
-        text += f" Off the grid, and in the table of every shape only: {len(report.shapes) - there}."
+    if report.off_grid:
+        text += f" Off the grid, in a section of their own: {len(report.shapes) - there}."
     return text + " Losses carry a minus sign. Point at a cell for its times; click it for its source and ncu record."
 
 
@@ -337,34 +362,41 @@ def kernel_link(report_labels: dict[str, str], key: str) -> Link:
 
 
 def _losses(report: Report) -> Iterator[Table]:
-    labels = {kernel.key: kernel.label for kernel in report.kernels}
+    counted, others = of_grid(report.shapes)
     for mode in MODES:
-        rows: list[tuple[float, Row]] = []
-        measured = 0
-        for shape in report.shapes:
-            timing = shape.timing(mode)
-            row = timing.row(HEADLINE_REFERENCE) if timing else None
-            measured += row is not None
-            if timing is None or row is None or row.ratio >= 1 or shape.best is None:
-                continue
-            cells: tuple[Cell, ...] = (
-                Link(shape.label, shape_anchor(shape.label)),
-                kernel_link(labels, shape.best),
-                ratio(row.ratio),
-                f"{ratio(row.ratio_lo)} … {ratio(row.ratio_hi)}",
-                "clear" if row.ratio_hi < 1 else "within noise",
-                time_us(timing.time_us),
-                time_us(row.ref_us),
-            )
-            rows.append((row.ratio, Row(cells)))
-        rows.sort(key=lambda pair: pair[0])
-        yield Table(
-            f"{mode.capitalize()}: {len(rows)} losses among {measured} shapes",
-            ("shape", "kernel", "ratio", "95 % interval", "loss", "kernel us", "cuBLASLt us"),
-            tuple(row for _, row in rows),
-            text_columns=2,
-            folded=len(rows) > FOLD_ROWS,
+        yield _losses_of(report, counted, mode, mode.capitalize())
+        if others:
+            yield _losses_of(report, others, mode, f"{mode.capitalize()}, off the grid")
+
+
+def _losses_of(report: Report, shapes: Sequence[ShapeReport], mode: Mode, title: str) -> Table:
+    labels = {kernel.key: kernel.label for kernel in report.kernels}
+    rows: list[tuple[float, Row]] = []
+    measured = 0
+    for shape in shapes:
+        timing = shape.timing(mode)
+        row = timing.row(HEADLINE_REFERENCE) if timing else None
+        measured += row is not None
+        if timing is None or row is None or row.ratio >= 1 or shape.best is None:
+            continue
+        cells: tuple[Cell, ...] = (
+            Link(shape.label, shape_anchor(shape.label)),
+            kernel_link(labels, shape.best),
+            ratio(row.ratio),
+            f"{ratio(row.ratio_lo)} … {ratio(row.ratio_hi)}",
+            "clear" if row.ratio_hi < 1 else "within noise",
+            time_us(timing.time_us),
+            time_us(row.ref_us),
         )
+        rows.append((row.ratio, Row(cells)))
+    rows.sort(key=lambda pair: pair[0])
+    return Table(
+        f"{title}: {len(rows)} losses among {measured} shapes",
+        ("shape", "kernel", "ratio", "95 % interval", "loss", "kernel us", "cuBLASLt us"),
+        tuple(row for _, row in rows),
+        text_columns=2,
+        folded=len(rows) > FOLD_ROWS,
+    )
 
 
 def size_labels() -> Sequence[str]:

@@ -129,9 +129,14 @@ class Settings(BaseModel):
 
     @property
     def rounds(self) -> int:
-        if self.session.rounds is None and self.policy.name == "local":
+        if self.spends_budget:
             return math.ceil(self.evaluations / (self.group_size * LOCAL_QUOTA))
         return self.session.rounds or (1 if self.is_search else 3)
+
+    @property
+    def spends_budget(self) -> bool:
+        """Rounds go on after those planned: rollouts of a policy that is sure propose the same, which costs nothing."""
+        return self.session.rounds is None and self.policy.name == "local"
 
     @property
     def group_size(self) -> int:

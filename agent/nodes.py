@@ -45,6 +45,7 @@ from policy.base import PolicyRequest
 from policy.compact import compact_prompt
 from policy.prompts import analytical_floor_us, prompt
 from policy.reward import Reward, reward, smooth
+from policy.settings import LOCAL_QUOTA
 from policy.tool_schemas import EVALUATING, SEARCH_DOCS, CallError, DocsArguments, tool_schemas
 from tools.records import (
     BaselineResult,
@@ -78,6 +79,8 @@ class SearchNodes:
         rounds_left = max(1, deps.settings.rounds - state["round"])
         left = evaluations_left(state, deps.settings.evaluations)
         quota = max(1, left // (rounds_left * size))
+        if deps.settings.spends_budget:
+            quota = min(quota, LOCAL_QUOTA)
         steps = self._prompt(state, quota)
         group = []
         for index in range(size):
@@ -97,7 +100,8 @@ class SearchNodes:
                     submitted=None,
                 )
             )
-        deps.emit("round", f"round {state['round'] + 1} of {deps.settings.rounds}", rollouts=size)
+        number, planned = state["round"] + 1, deps.settings.rounds
+        deps.emit("round", f"round {number} of {planned}" if number <= planned else f"round {number}", rollouts=size)
         return {"group": group, "next_rollout": state["next_rollout"] + size}
 
     def _prompt(self, state: SessionState, quota: int) -> tuple[Step, ...]:
@@ -385,7 +389,8 @@ class SearchNodes:
             deps.put_trajectory(rollout["number"], ended(trajectory, rollout, own, parts))
         done = state["round"] + 1
         left = evaluations_left(state, deps.settings.evaluations)
-        searched = done >= deps.settings.rounds or left < 1 or bool(state["stopped_by"])
+        goes_on = done < deps.settings.rounds or (deps.settings.spends_budget and _brought_new(state))
+        searched = not goes_on or left < 1 or bool(state["stopped_by"])
         return {"round": done, "searched": searched, "group": []}
 
     def _reward(self, rollout: Rollout, state: SessionState) -> Reward | None:
@@ -419,3 +424,10 @@ class SearchNodes:
 
     def _lapped(self, spent: Spent) -> Spent:
         return Spent(**{**spent, "wall_s": spent["wall_s"] + self._deps.lap_s()})
+
+
+def _brought_new(state: SessionState) -> bool:
+    """Whether the round that ends evaluated what no earlier one had."""
+    group = {rollout["number"] for rollout in state["group"]}
+    before = {row["key"] for row in state["trials"] if row["rollout"] not in group}
+    return any(row["key"] not in before for row in state["trials"] if row["rollout"] in group)

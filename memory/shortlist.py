@@ -9,6 +9,7 @@ family, and that towards no correction. docs/training.md has the figures.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from memory.exemplars_read import Tried, distance
 from tools.model import estimates_us
 from tools.model_terms import Constants, Gpu
-from tools.records import Plan, Task
+from tools.records import Plan, Task, TimingRow
 
 #: Near shapes that are asked; of these, as many as a plan is judged by; and plans that a prompt lists. At most shapes
 #: only the plans were measured that the model ranks first there. Chosen on training shapes, each left out in turn.
@@ -30,20 +31,23 @@ _PRIOR = 0.2
 
 
 class Measured(NamedTuple):
-    """Of one shape: microseconds by plan_id, of plans that passed."""
+    """Of one shape: microseconds by plan_id, of plans that passed, as at one state of the clocks."""
 
     task: Task
     times_us: Mapping[str, float]
 
 
 def measured(task: Task, tried: Iterable[Tried]) -> Measured:
-    times: dict[str, float] = {}
+    """Ratios times the reference's median. At large shapes the power limit makes one run 8 % slower than another; the
+    ratio is of the run, so a plan is not the quicker one for having been timed on a cool GPU."""
+    rows: dict[str, TimingRow] = {}
     for one in tried:
         timing = one.timing()
         row = timing.row() if timing is not None else None
         if row is not None and one.failure is None:
-            times[one.key] = row.time_us
-    return Measured(task, times)
+            rows[one.key] = row
+    ref_us = median(row.ref_us for row in rows.values()) if rows else 0.0
+    return Measured(task, {key: ref_us / row.ratio for key, row in rows.items()})
 
 
 class Expected(NamedTuple):

@@ -26,7 +26,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
-from training.proof import ALL_SEARCHES, SEARCHES, cells_of, row_words, tables_of, write_evaluation  # noqa: E402
+from training.card import Stage  # noqa: E402
+from training.proof import ALL_SEARCHES, SEARCHES, cells_of, package, row_words, tables_of, write_evaluation  # noqa: E402
 from training.shelf import PARTS  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
@@ -99,6 +100,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.FIELD=VALUE",
                         help="of the trainings or of the policy")  # fmt: skip
     parser.add_argument("--until", metavar="STAGE", choices=("collect", "train"), help="stop after this")
+    parser.add_argument("--tell", action="store_true", help="nothing more is trained or played: the tables of what was")
+    parser.add_argument(
+        "--package", metavar="NAME", help="of the variants: its folder with a card, to ship, in adapter/"
+    )
     parser.add_argument("--fresh", action="store_true", help="begin anew, whatever is in the folder")
     return parser.parse_args()
 
@@ -114,6 +119,8 @@ class Comparison(Stages):
         given = self.given
         if unknown := [name for name in self.variants if name not in VARIANTS]:
             raise Failed(f"--variants are of {', '.join(VARIANTS)}, not '{unknown[0]}'")
+        if given.package is not None and given.package not in self.variants:
+            raise Failed(f"--package is of {', '.join(self.variants)}, not '{given.package}'")
         if given.jobs < 1 or given.trainings < 1 or given.processes < 1:
             raise Failed("--jobs, --trainings and --processes are 1 or more")
         if not (self.sft / "adapter_config.json").is_file():
@@ -122,15 +129,24 @@ class Comparison(Stages):
         if given.full is not None and given.full not in players:
             raise Failed(f"--full is of {', '.join(players)}, not '{given.full}'")
         self.open(given.fresh)
+        if not given.tell and not self.played(players):
+            return
+        tables = self.tell(players)
+        if given.package is not None:
+            self.ship(given.package, tables)
+
+    def played(self, players: Mapping[str, Path]) -> bool:
+        """Whether --until left something of it."""
+        given = self.given
         # Beside what collects, whose processes wait for Python more than for the GPU, there is room for a training.
         self.each({"collect": self.collection(), **self.imitation()}, min(2, given.trainings))
         if given.until == "collect":
-            return
+            return False
         self.each(self.trainings(), given.trainings)
         if given.until == "train":
-            return
+            return False
         self.each(self.evaluations(players), given.jobs)
-        self.tell(players)
+        return True
 
     def players(self) -> dict[str, Path]:
         """Adapters by their name in the table."""
@@ -214,7 +230,7 @@ class Comparison(Stages):
         more = ["base", *(f"{name}, no {part}" for part in PARTS)] if name is not None else []
         return [*([] if self.given.no_searches else [ALL_SEARCHES]), *players, *more]
 
-    def tell(self, players: Mapping[str, Path]) -> None:
+    def tell(self, players: Mapping[str, Path]) -> dict[str, str]:
         rows = dict.fromkeys([ALL_SEARCHES, *self.rows(players)])
         files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in rows}
         record = self.given.source or default_path()
@@ -222,6 +238,17 @@ class Comparison(Stages):
         tables, document = tables_of(cells_of(files), record, ["all", *self.given.split.split(",")], budgets)
         write_evaluation(self.out, tables, document)
         print("\n\n".join(f"{of}\n\n{table}" for of, table in tables.items()))
+        return tables
+
+    def ship(self, name: str, tables: Mapping[str, str]) -> None:
+        given = self.given
+        stages = [
+            Stage(stage, one["seconds"], self.shown(one["words"], given.base, given.source, sft=self.sft))
+            for stage, one in self.state.items()
+            if stage in ("collect", name)
+        ]
+        place = package(self.out, {"sft": self.sft, name: self.out / name}, stages, tables)
+        print(f"\n{place}: the adapter and its card")
 
 
 if __name__ == "__main__":

@@ -143,12 +143,16 @@ class Recipe(Stages):
         return found
 
     def finish(self) -> None:
+        given = self.given
         files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in self.rows()}
-        record = self.given.source or default_path()
-        tables, document = tables_of(cells_of(files), record, self.given.split.split(","), self.scale.budgets)
+        record = given.source or default_path()
+        tables, document = tables_of(cells_of(files), record, given.split.split(","), self.scale.budgets)
         write_evaluation(self.out, tables, document)
-        told = [Stage(name, one["seconds"], self.shown(one["words"])) for name, one in self.state.items()]
-        place = package(self.out, self.trained, told, tables)
+        told = [
+            Stage(name, one["seconds"], self.shown(one["words"], given.base, given.source))
+            for name, one in self.state.items()
+        ]
+        place = package(self.out, {name: self.out / name for name in self.trained}, told, tables)
         print("\n\n".join(f"{of}\n\n{table}" for of, table in tables.items()))
         size = (place / "adapter_model.safetensors").stat().st_size
         print(f"\n{place}: the adapter ({size / 1e6:.1f} MB) and its card")
@@ -203,16 +207,6 @@ class Recipe(Stages):
 
     def source(self) -> list[str]:
         return ["--from", str(self.given.source.absolute())] if self.given.source else []
-
-    def shown(self, words: Any) -> list[str]:
-        """Without this machine's places."""
-        if not isinstance(words, list):
-            return []
-        places = {f"{self.out}/": "", f"{self.given.source and self.given.source.absolute()}": "RECORDS"}
-        places[str(self.given.base)] = Path(self.given.base or "").name
-        for place, name in places.items():
-            words = [word.replace(place, name) for word in words]
-        return ["agent", *words]
 
 
 if __name__ == "__main__":

@@ -148,6 +148,25 @@ def test_variants_of_one_collection_are_trained_and_played(record: Path, tmp_pat
     ]  # fmt: skip
     assert {row["policy"] for row in document["all"]["sft"]} >= {"turn", "gain", "sft-wide"}
     assert all(row["invalid"] == 0 for row in document["all"]["search"])
+    more = ("--budgets", "1,4,8", "--variants", "turn,gain", "--full", "gain", "--tell", "--package", "gain")
+    told = run(out, *given, *more)
+    assert told.returncode == 0 and "evaluate" not in told.stdout, told.stderr
+    card = (out / "adapter" / "MODEL_CARD.md").read_text()
+    assert (
+        "| gain | " in card
+        and "\n    agent train grpo collected.jsonl --out gain " in card
+        and "/" not in told_places(card)
+    )
+    assert {path.name for path in (out / "adapter").iterdir()} == {
+        "1-sft-metrics.jsonl", "1-sft-training.json", "MODEL_CARD.md", "adapter_config.json",
+        "adapter_model.safetensors", "evaluation.json", "metrics.jsonl", "training.json",
+    }  # fmt: skip
+
+
+def told_places(card: str) -> str:
+    """What follows --adapter, --out and the rows in the commands of a card."""
+    words = " ".join(line for line in card.splitlines() if line.startswith("    agent ")).split()
+    return " ".join(word for before, word in pairwise(words) if before in ("--adapter", "--out", "--from", "--base"))
 
 
 def settings_of(words: Sequence[str]) -> dict[str, str]:
@@ -193,6 +212,7 @@ def test_another_adapter_has_a_folder_and_a_name_of_its_own(also: str, told: str
     [
         (("--variants", "winner"), "--variants are of "),
         ((), "holds no adapter"),
+        (("--variants", "turn", "--package", "gain"), "--package is of turn, not 'gain'"),
         (("--jobs", "0"), "--jobs, --trainings and --processes are 1 or more"),
     ],
 )

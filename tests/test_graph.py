@@ -16,7 +16,7 @@ from agent.errors import SessionError
 from agent.progress import Event
 from policy.base import PolicyError, PolicyRequest
 from policy.search import SearchPolicy
-from policy.settings import PolicySettings
+from policy.settings import LOCAL_QUOTA, PolicySettings
 from tools.families import validate_plan
 from tools.records import Reason, Status, Step, Task, ToolCall, Variant
 
@@ -246,6 +246,30 @@ def test_rollouts_of_a_group_do_not_see_each_other(tmp_path: Path) -> None:
     _, summary = run(deps)
     assert all(len(r.trials) <= 1 for r in policy.requests)
     assert summary.evaluations == 1 and [deps.trajectory(i).ended_by for i in range(3)] == ["submit"] * 3
+
+
+@pytest.mark.parametrize(("evaluations", "rounds", "spent"), [(24, 5, 4), (3, 3, 3)])
+def test_a_local_model_that_repeats_itself_gets_rounds_until_the_budget_is_spent_or_nothing_is_new(
+    evaluations: int, rounds: int, spent: int, tmp_path: Path
+) -> None:
+    """Both rollouts of a round propose the same plan, from the fifth round on an old one."""
+    plans = [(32, 32), (32, 64), (64, 64), (64, 128), (32, 32), (32, 32), (32, 32)]
+    policy = ScriptedPolicy(
+        lambda request: turn(plan_call(*plans[request.rollout // 2])),
+        lambda request: turn(call("submit", key=request.trials[-1].key)),
+    )
+    deps = make_deps(tmp_path, policy, policy__name="local", budget__evaluations=evaluations)
+    assert deps.settings.rounds == (3 if evaluations == 24 else 1), "as many as would do if nothing came twice"
+    state, summary = run(deps)
+    assert (state["round"], summary.evaluations) == (rounds, spent)
+    assert all(deps.trajectory(number).quota <= LOCAL_QUOTA for number in range(2 * rounds))
+
+
+def test_rounds_that_are_asked_for_are_as_many(tmp_path: Path) -> None:
+    policy = ScriptedPolicy(turn(plan_call(32, 32)), lambda r: turn(call("submit", key=r.trials[0].key)))
+    deps = make_deps(tmp_path, policy, policy__name="local", session__rounds=1)
+    state, _ = run(deps)
+    assert state["round"] == 1
 
 
 # --- the finish -------------------------------------------------------------------------------------------------------

@@ -70,6 +70,8 @@ def tables_of(
     for split in splits:
         mine = [shape for shape in shapes if split in ("all", split_of(shape.task))]
         complete = [shape for shape in mine if shape.is_complete]
+        if split == "all" and len({split_of(shape.task) for shape in mine if not shape.is_complete} & set(splits)) == 1:
+            mine = complete  # else the table of that split would be told twice
         pruned = [shape._replace(is_complete=True) for shape in mine if not shape.is_complete and shape.best > 0]
         if of_split := _in(cells, complete):
             told, document[split] = _compared(of_split, complete, budgets, "search")
@@ -129,10 +131,10 @@ def write_evaluation(out: Path, tables: Mapping[str, str], document: Mapping[str
         new.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def package(out: Path, trained: Sequence[str], stages: Sequence[Stage], tables: Mapping[str, str]) -> Path:
+def package(out: Path, trained: Mapping[str, Path], stages: Sequence[Stage], tables: Mapping[str, str]) -> Path:
     """The folder ``adapter``: the last one's weights, what all trainings said, the evaluation, the card. It is made
-    beside and then put into its place. Raises TrainingError for one that is too large to travel."""
-    last = out / trained[-1]
+    beside and then put into its place. Raises TrainingError where there is none."""
+    *before, last = trained.values()
     if not (last / _WEIGHTS).is_file():
         raise TrainingError(f"{last} holds no adapter: a recipe with method=full leaves the model where it is")
     size = (last / _WEIGHTS).stat().st_size
@@ -141,11 +143,11 @@ def package(out: Path, trained: Sequence[str], stages: Sequence[Stage], tables: 
     new.mkdir()
     for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
         shutil.copyfile(last / name, new / name)
-    for number, before in enumerate(trained[:-1], 1):
+    for number, folder in enumerate(before, 1):
         for name in ("training.json", "metrics.jsonl"):
-            shutil.copyfile(out / before / name, new / f"{number}-{before}-{name}")
+            shutil.copyfile(folder / name, new / f"{number}-{folder.name}-{name}")
     shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
-    runs = [Run.of(name, out / name) for name in trained]
+    runs = [Run.of(name, folder) for name, folder in trained.items()]
     (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")
     shutil.rmtree(place, ignore_errors=True)
     new.rename(place)

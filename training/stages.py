@@ -65,6 +65,17 @@ class Stages:
     def path(self, *parts: str) -> str:
         return str(self.out.joinpath(*parts))
 
+    def shown(self, words: Any, base: str | None, source: Path | None, **places: Path) -> list[str]:
+        """A stage's command, if it is one, without this machine's places; ``places``: others, by their name there."""
+        if not isinstance(words, list):
+            return []
+        names = {f"{self.out}/": "", **{str(place.absolute()): name for name, place in places.items()}}
+        names |= {str(source.absolute()): "RECORDS"} if source is not None else {}
+        names |= {base: Path(base).name} if base else {}
+        for place, name in names.items():
+            words = [word.replace(place, name) for word in words]
+        return ["agent", *words]
+
     def run(self, name: str, words: Sequence[str]) -> None:
         """One command as a stage."""
         self.stage(name, words, lambda: self.wait([self.start(name, words)]))

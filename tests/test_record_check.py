@@ -73,6 +73,20 @@ def test_what_is_there_is_compared_without_a_gpu(
     assert table[-1].startswith("3 of 3 shapes (100 %) agree within 5 %, 90 % should; the median of")
 
 
+def test_the_shapes_that_out_holds_are_compared_whatever_was_recorded_since(
+    tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "again.sqlite"
+    assert check(recorded, out, drawn=2) == 0
+    first = {shape["label"] for shape in json.loads(capsys.readouterr().out)["shapes"]}
+    assert check(recorded, out, "--no-such-option", drawn=0) == 0
+    assert {shape["label"] for shape in json.loads(capsys.readouterr().out)["shapes"]} == first
+    assert check(recorded, tmp_path / "none.sqlite", drawn=0) == 1
+    assert "none.sqlite" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        check(recorded, out, drawn=-1)
+
+
 def test_other_ratios_are_exit_code_2(tmp_path: Path, recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert check(recorded, tmp_path / "again.sqlite", "--factor", "0.94") == DISAGREES
     assert json.loads(capsys.readouterr().out)["share"] == 0.0

@@ -98,7 +98,8 @@ def check(
     processes: int,
     echo: Echo,
 ) -> tuple[CheckReport, FarmSummary | None]:
-    """The summary is None where nothing had to be measured: ``out`` held it already. Raises DeviceBroken."""
+    """``count`` 0: the shapes that ``out`` holds, since of a file that has grown others are drawn. The summary is None where
+    nothing had to be measured: ``out`` held it already. Raises DeviceBroken."""
     if out.exists() and recorded.exists() and out.samefile(recorded):
         raise DeviceBroken(f"--out {out} is the file that is checked: give another, for the fresh measurements")
     reader = RecordReader(recorded)
@@ -106,7 +107,7 @@ def check(
         winners = _winners(reader)
         if not winners:
             raise DeviceBroken(f"{recorded} has no shape with a winner timed offline at the final budget")
-        drawn = random.Random(seed).sample(sorted(winners), min(count, len(winners)))
+        drawn = random.Random(seed).sample(sorted(winners), min(count, len(winners))) if count else _held(out, winners)
         rendered = {v.key: v for family in families.values() for v in (render(family, p) for p in plans(family))}
         given = {}
         for task_id in drawn:
@@ -149,6 +150,17 @@ def _winners(reader: RecordReader) -> dict[str, TimingResult]:
         if best is None or row.ratio > best.ratio:
             found[task_id] = timed
     return found
+
+
+def _held(out: Path, winners: Container[str]) -> list[str]:
+    reader = RecordReader(out)
+    try:
+        held = [task.task_id for task in reader.tasks() if task.task_id in winners]
+    finally:
+        reader.close()
+    if not held:
+        raise DeviceBroken(f"{out} has none of the shapes: say how many to draw with --random")
+    return held
 
 
 def _lacking(out: Path, winners: Sequence[TimingResult]) -> list[str]:

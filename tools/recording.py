@@ -166,10 +166,14 @@ def main(arguments: Sequence[str] | None = None, recorder_argv: RecorderArgv = r
     parser.add_argument("--one-by-one", action="store_true", help="no two candidates in one run: as before, and slower")
     parser.add_argument("--jobs", type=int, metavar="N", help="compile processes (default: one a core)")
     parser.add_argument("--commit", default="", metavar="REVISION", help="source revision, kept as provenance")
-    parser.add_argument("--random", type=int, default=60, metavar="N", help="with --check: shapes (default 60)")
+    parser.add_argument(
+        "--random", type=int, default=60, metavar="N", help="with --check: shapes (default 60; 0: what --out holds)"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="with --check: which shapes (default 0)")
     parser.add_argument("--json", action="store_true", help="with --check: one JSON document on stdout")
     options = parser.parse_args(arguments)
+    if options.random < 0:
+        parser.error("--random is 0 or more")
     if options.deadline is None and not options.merge:
         parser.error("--deadline SECONDS is needed: how long may it take?")
     if bad := [name for name in options.device or [] if not re.fullmatch(r"cuda:[0-9]{1,3}|all", name)]:

@@ -1,0 +1,78 @@
+"""What rows cost that are not there: the same plan at M rows and at whole tiles of them, from a record file.
+
+    python scripts/ragged_rows.py [RECORD_FILE] [--rows 33] [--whole 64]
+
+For each way of fetching A, the quickest and the median plan: its time at M = --rows over that at M = --whole, at the
+shapes with the same N and K that both were timed at (offline, screen budget). More rows are more work, so below 1 is
+what one expects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from tools.device import DeviceBroken
+from tools.families import accepted_plans, load_families
+from tools.hgemm import hgemm
+from tools.records import Plan, Task
+from tools.replay import ReplayDevice
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("record", type=Path, nargs="?", help="default: the packaged H200's")
+    parser.add_argument("--rows", type=int, default=33)
+    parser.add_argument("--whole", type=int, default=64)
+    given = parser.parse_args()
+    try:
+        device = ReplayDevice(given.record)
+    except DeviceBroken as error:
+        sys.exit(f"error: {error}")
+    known = {task.task_id: task for task in device.records.tasks()}
+    ratios: dict[str, list[float]] = defaultdict(list)
+    rows = []
+    for task in known.values():
+        whole = hgemm(given.whole, task.dims["N"], task.dims["K"])
+        if task.dims["M"] != given.rows or whole.task_id not in known:
+            continue
+        few, many = times_us(device, task), times_us(device, whole)
+        both = [plan for plan in few if plan in many]
+        for plan in both:
+            ratios[fetched(few[plan][0])].append(few[plan][1] / many[plan][1])
+        if both:
+            best = min(both, key=lambda plan: many[plan][1])
+            ratio = few[best][1] / many[best][1]
+            rows.append((ratio, f"| {task.dims['N']}x{task.dims['K']} | {few[best][1]:.2f} | {many[best][1]:.2f} "
+                                f"| {ratio:.2f} | {many[best][0].label} |"))  # fmt: skip
+    if not rows:
+        sys.exit(f"error: no N and K are recorded at both M = {given.rows} and M = {given.whole}")
+    print(f"| A is fetched by | plans | {given.rows} rows / {given.whole} rows: least, median, most |\n|---|---|---|")
+    for name, found in sorted(ratios.items()):
+        print(f"| {name} | {len(found)} | {min(found):.2f}, {statistics.median(found):.2f}, {max(found):.2f} |")
+    print(f"\n| N x K | us at {given.rows} | us at {given.whole} | ratio | the quickest plan at {given.whole} |")
+    print("|---|---|---|---|---|")
+    print("\n".join(line for _, line in sorted(rows, reverse=True)))
+
+
+def times_us(device: ReplayDevice, task: Task) -> dict[str, tuple[Plan, float]]:
+    found = {}
+    for variant in accepted_plans(load_families(), task, device.info.sm_count):
+        row = device.time(variant, task, "offline", "screen").row()
+        if row is not None and variant.plan is not None:
+            found[variant.key] = (variant.plan, row.time_us)
+    return found
+
+
+def fetched(plan: Plan) -> str:
+    if plan.family in ("mma_ldg", "plain_tiled"):
+        return f"loads ({plan.family})"
+    by_copies = plan.family == "mma_cpasync" or plan.knobs.get("LOADER") == 0
+    return f"{'cp.async' if by_copies else 'TMA'} ({plan.family})"
+
+
+if __name__ == "__main__":
+    main()

@@ -46,11 +46,12 @@ class SessionSettings(BaseModel):
     seed: int = Field(default=0, ge=0, lt=2**63)
     accumulate: Literal["float32"] = "float32"
     rounds: int | None = Field(
-        default=None, ge=1, le=1000, description="null: 1 for a search, 3 for a model, for local 4 evaluations each."
+        default=None,
+        ge=1,
+        le=1000,
+        description="null: 1 for a search, 3 for a model, for local as many as the budget takes.",
     )
-    group_size: int | None = Field(
-        default=None, ge=1, le=64, description="null: 1 for a search, 2 for a model, 8 for local."
-    )
+    group_size: int | None = Field(default=None, ge=1, le=64, description="null: 1 for a search, 2 for a model.")
     top_k: int = Field(default=3, ge=1, le=1000, description="Variants per layout of B through the whole gate.")
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
     parallel_compiles: int | None = Field(default=None, ge=1, le=64)

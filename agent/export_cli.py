@@ -49,6 +49,9 @@ def export_trajectories(
     pruned: Annotated[
         bool, typer.Option("--pruned", help="--from-records: also shapes where only likely plans are recorded.")
     ] = False,
+    split: Annotated[
+        str, typer.Option(help="--from-records: train, heldout, off_grid, all (default); or several, with commas.")
+    ] = "all",
     seed: Annotated[int, typer.Option(help="--from-records: same seed, same rows.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="The summary as one JSON document on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -60,6 +63,7 @@ def export_trajectories(
     with guarded():
         from training.export import Counts, Filters, export
         from training.rows import format_of
+        from training.splits import asked_splits
         from training.synthesise import Recipe
         from training.writing import write_rows
 
@@ -70,7 +74,8 @@ def export_trajectories(
             _needs_datasets()
         filters = Filters(min_reward, policy or (), _labels(shape or []), _statuses(status or []), compact)
         counts = Counts()
-        recipe = Recipe(seed=seed, groups_per_shape=groups, group_size=group_size, pruned=pruned)
+        splits = asked_splits(split)
+        recipe = Recipe(seed, groups, group_size, pruned=pruned, splits=splits)
         with ExitStack() as stack:
             found = _rows(sources or [], from_records, filters, recipe, stack)
             write_rows(out, export(found, filters, counts, _Lines(quiet)))

@@ -49,7 +49,9 @@ def record(
     check: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Time winners of this record file again, into --out; compare.")
     ] = None,
-    random: Annotated[int, typer.Option(min=1, metavar="N", help="With --check: so many shapes.")] = 60,
+    random: Annotated[
+        int, typer.Option(min=0, metavar="N", help="With --check: so many shapes; 0: those that --out holds.")
+    ] = 60,
     seed: Annotated[int, typer.Option(metavar="N", help="With --check: which shapes.")] = 0,
     json_output: Annotated[bool, typer.Option("--json", help="With --check: one JSON document on stdout.")] = False,
 ) -> None:

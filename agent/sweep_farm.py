@@ -10,7 +10,6 @@ import asyncio
 import atexit
 import logging
 import multiprocessing
-import os
 import queue
 import re
 import signal
@@ -408,8 +407,10 @@ def _environment(spec: str) -> dict[str, str]:
     """A local worker's GPU alone is visible to it. ``cuda:N`` counts what is visible to us."""
     if not spec.startswith("cuda:"):
         return {}
+    from tools.visible_gpus import named_gpus
+
     ordinal = int(spec.removeprefix("cuda:"))
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    visible = named_gpus() or []
     if visible and ordinal >= len(visible):
         raise SweepError(f"there is no {spec}: CUDA_VISIBLE_DEVICES names {len(visible)}")
     return {"CUDA_VISIBLE_DEVICES": visible[ordinal] if visible else str(ordinal)}

@@ -1,4 +1,4 @@
-"""Several ways of GRPO from one adapter and one collection, trained one after the other and played against each other.
+"""Several ways of GRPO from one adapter and one collection, trained and played against each other.
 
     python scripts/compare_grpo.py --out runs/grpo --sft runs/full/sft --jobs 6                # one GPU, all variants
     python scripts/compare_grpo.py --out runs/grpo --sft runs/full/sft --jobs 6 --variants turn,gain
@@ -95,7 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-searches", action="store_true", help="not played now: they need no GPU")
     parser.add_argument("--split", default="heldout,off_grid", help="what is evaluated on")
     parser.add_argument("--jobs", type=int, default=1, help="processes that collect, policies that are played")
-    parser.add_argument("--trainings", type=int, default=1, help="side by side, on one GPU")
+    parser.add_argument("--trainings", type=int, default=1, help="side by side, shared out over the GPUs")
     parser.add_argument("--processes", type=int, default=1, help="of one training, one a GPU")
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="SECTION.FIELD=VALUE",
                         help="of the trainings or of the policy")  # fmt: skip
@@ -123,8 +123,16 @@ class Comparison(Stages):
             raise Failed(f"--package is of {', '.join(self.variants)}, not '{given.package}'")
         if given.jobs < 1 or given.trainings < 1 or given.processes < 1:
             raise Failed("--jobs, --trainings and --processes are 1 or more")
+        if given.processes > 1 and given.trainings > 1:
+            raise Failed("--trainings side by side have a GPU each: give --processes or --trainings, not both")
+        if given.tell and (given.fresh or given.until):
+            raise Failed("--tell is of what was played: without --fresh and --until")
+        if given.package is not None and given.until:
+            raise Failed("--package ships what was played: without --until")
         if not (self.sft / "adapter_config.json").is_file():
             raise Failed(f"{self.sft} holds no adapter: give --sft the folder of `agent train sft`")
+        if given.tell and not (self.out / "evaluate").is_dir():
+            raise Failed(f"{self.out} holds nothing that was played: give the --out of a comparison")
         players = self.players()
         if given.full is not None and given.full not in players:
             raise Failed(f"--full is of {', '.join(players)}, not '{given.full}'")
@@ -236,6 +244,8 @@ class Comparison(Stages):
         record = self.given.source or default_path()
         budgets = [int(budget) for budget in self.given.budgets.split(",")]
         tables, document = tables_of(cells_of(files), record, ["all", *self.given.split.split(",")], budgets)
+        if not tables:
+            raise Failed(f"{self.out} holds nothing that was played at shapes of {record}")
         write_evaluation(self.out, tables, document)
         print("\n\n".join(f"{of}\n\n{table}" for of, table in tables.items()))
         return tables

@@ -13,12 +13,13 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 
 from tools.device import DeviceBroken
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
-from tools.records import Plan, Task
+from tools.records import Family, Plan, Task
 from tools.replay import ReplayDevice
 
 
@@ -32,6 +33,7 @@ def main() -> None:
         device = ReplayDevice(given.record)
     except DeviceBroken as error:
         sys.exit(f"error: {error}")
+    families = load_families()
     known = {task.task_id: task for task in device.records.tasks()}
     ratios: dict[str, list[float]] = defaultdict(list)
     rows = []
@@ -39,7 +41,7 @@ def main() -> None:
         whole = hgemm(given.whole, task.dims["N"], task.dims["K"])
         if task.dims["M"] != given.rows or whole.task_id not in known:
             continue
-        few, many = times_us(device, task), times_us(device, whole)
+        few, many = times_us(device, families, task), times_us(device, families, whole)
         both = [plan for plan in few if plan in many]
         for plan in both:
             ratios[fetched(few[plan][0])].append(few[plan][1] / many[plan][1])
@@ -58,9 +60,9 @@ def main() -> None:
     print("\n".join(line for _, line in sorted(rows, reverse=True)))
 
 
-def times_us(device: ReplayDevice, task: Task) -> dict[str, tuple[Plan, float]]:
+def times_us(device: ReplayDevice, families: Mapping[str, Family], task: Task) -> dict[str, tuple[Plan, float]]:
     found = {}
-    for variant in accepted_plans(load_families(), task, device.info.sm_count):
+    for variant in accepted_plans(families, task, device.info.sm_count):
         row = device.time(variant, task, "offline", "screen").row()
         if row is not None and variant.plan is not None:
             found[variant.key] = (variant.plan, row.time_us)

@@ -46,7 +46,7 @@ class Scale(NamedTuple):
 SCALES = {
     "full": Scale(
         # All shapes of the grid, those with likely plans alone too; what won in scripts/compare_grpo.py.
-        export=("--groups", "3", "--group-size", "2", "--pruned"),
+        export=("--groups", "3", "--group-size", "2", "--pruned", "--split", "train,heldout"),
         sft={"epochs": 1, "batch_size": 8, "log_steps": 5},
         collect=("--pruned", "--groups", "1", "--group-size", "8", "--batch", "512"),
         # Offline, a step away from the logged policy is all that a narrow clip allows: here it may become another one.

@@ -213,6 +213,9 @@ def test_another_adapter_has_a_folder_and_a_name_of_its_own(also: str, told: str
         (("--variants", "winner"), "--variants are of "),
         ((), "holds no adapter"),
         (("--variants", "turn", "--package", "gain"), "--package is of turn, not 'gain'"),
+        (("--package", "turn", "--until", "train"), "--package ships what was played"),
+        (("--tell", "--fresh"), "--tell is of what was played: without --fresh and --until"),
+        (("--processes", "2", "--trainings", "2"), "give --processes or --trainings, not both"),
         (("--jobs", "0"), "--jobs, --trainings and --processes are 1 or more"),
     ],
 )

@@ -57,6 +57,7 @@ def made(tmp_path: Path) -> list[str]:
             f"--check {RECORD} --seed 7 --json",
             f"--device=cuda:0 --top=3 --check={RECORD} --random=60 --seed=7 --json",
         ),
+        (f"--check {RECORD} --random 0", f"--device=cuda:0 --top=3 --check={RECORD} --random=0 --seed=0"),
     ],
 )
 def test_what_the_recorder_is_given(given: list[list[str]], arguments: str, wanted: str) -> None:

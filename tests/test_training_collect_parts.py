@@ -94,6 +94,11 @@ def test_processes_are_shared_out_over_the_gpus(
     with pytest.raises(Refused):
         list(collect_parts.rows_of_parts(given, tmp_path / "rows.jsonl", lambda done, of: None))
     assert seen == (["4", "5", "4"] if device == "cpu" else ["4,5"] * 3), "a numbered GPU is the one that was asked for"
+    seen[:] = [None]  # two are left: the third raises
+    part_files(given, tmp_path / "rows.jsonl")[1].touch()
+    with pytest.raises(Refused):
+        list(collect_parts.rows_of_parts(given, tmp_path / "rows.jsonl", lambda done, of: None))
+    assert seen[1:] == (["4", "5"] if device == "cpu" else ["4,5"] * 2), "what is left is shared out"
 
 
 def words(tiny: Path, source: Path, out: Path) -> list[str]:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +20,10 @@ from training.stages import Failed, Running, Stages, file_name
 class Scripted(Stages):
     """Its commands are Python."""
 
-    def start(self, name: str, words: Sequence[str], gpu: str | None = None) -> Running:
+    def start(self, name: str, words: Sequence[str], gpu: Mapping[str, str] | None = None) -> Running:
         (self.out / "logs" / f"{file_name(name)}.log").touch()
-        code = words[-1] if words[0] in ("collect", "train") else words[0]
-        environ = {"CUDA_VISIBLE_DEVICES": gpu} if gpu is not None else {}
-        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **environ})
+        code = words[-1] if words[0] in ("collect", "train", "evaluate-policy") else words[0]
+        process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **(gpu or {})})
         return Running(name, process, time.monotonic(), gpu)
 
 
@@ -82,7 +81,7 @@ def test_what_runs_side_by_side_is_shared_out_over_the_gpus(
     stages = Scripted(tmp_path / "run", jobs=2, processes=processes)
     stages.open(False)
     words = {name: ["train", seen(name)] for name in "abcd"} | {"rows": ["collect", seen("rows")]}
-    words["numbered"] = ["train", "--set=base.device=cuda:1", seen("numbered")]
+    words["numbered"] = ["evaluate-policy", "--set", "policy.local.base.device=cuda:1", seen("numbered")]
     stages.each(words, 6)
     told = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     assert told["rows"] == told["numbered"] == "4, GPU-5f"
@@ -93,9 +92,12 @@ def test_what_runs_side_by_side_is_shared_out_over_the_gpus(
 
 
 def test_one_gpu_is_nothing_to_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    for told in ("", "3", "-1"):
+    for told in ("", "3", "-1", "3,-1", "3,,4", ","):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", told)
         assert gpus_to_share() == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0, GPU-5f,-1,2")
+    assert gpus_to_share() == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "GPU-5f"}]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     monkeypatch.setattr(tools.visible_gpus, "visible_gpus", lambda: [VisibleGpu(n, "H200", (9, 0)) for n in range(2)])
-    assert gpus_to_share() == ["0", "1"]
+    by_bus = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert gpus_to_share() == [{"CUDA_VISIBLE_DEVICES": "0", **by_bus}, {"CUDA_VISIBLE_DEVICES": "1", **by_bus}]

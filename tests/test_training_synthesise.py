@@ -14,8 +14,9 @@ from tools.hgemm import hgemm, parse_shape
 from tools.record_file import RecordReader
 from tools.records import Task, ToolCall
 from tools.replay import default_path
+from training.errors import TrainingError
 from training.rows import Row
-from training.splits import split_of
+from training.splits import asked_splits, split_of
 from training.synthesise import Recipe, synthesise
 
 FAMILIES = load_families()
@@ -48,6 +49,15 @@ def test_groups_are_whole_and_have_one_prompt(rows: list[Row]) -> None:
     for members in groups.values():
         assert len(members) == 4 and len({m.prompt for m in members}) == 1
         assert [m.provenance.index for m in members] == [0, 1, 2, 3]
+
+
+def test_only_shapes_of_the_splits_that_are_asked_for(rows: list[Row]) -> None:
+    assert {r.split for r in rows} == {"train", "heldout"}
+    for split in ("train", "heldout"):
+        few = made(groups_per_shape=1, group_size=1, splits=asked_splits(f"off_grid, {split}"))
+        assert {r.task_id for r in few} == {r.task_id for r in rows if r.split == split}
+    with pytest.raises(TrainingError, match="--split is heldout, off_grid, train or all, not 'test'"):
+        asked_splits("train,test")
 
 
 def test_every_call_is_valid_and_every_submit_names_a_plan_that_was_tried(rows: list[Row]) -> None:

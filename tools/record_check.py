@@ -98,8 +98,8 @@ def check(
     processes: int,
     echo: Echo,
 ) -> tuple[CheckReport, FarmSummary | None]:
-    """``count`` 0: the shapes that ``out`` holds, since of a file that has grown others are drawn. The summary is None where
-    nothing had to be measured: ``out`` held it already. Raises DeviceBroken."""
+    """``count`` 0: the shapes that ``out`` holds, since of a file that has grown others are drawn. The summary is None
+    where nothing had to be measured: ``out`` held it already. Raises DeviceBroken."""
     if out.exists() and recorded.exists() and out.samefile(recorded):
         raise DeviceBroken(f"--out {out} is the file that is checked: give another, for the fresh measurements")
     reader = RecordReader(recorded)

@@ -32,7 +32,7 @@ from tools.recording_scope import Deadline, Echo, OutOfTimeError, Scope, jobs, u
 from tools.recording_shape import Profiles, record_shape
 from tools.records import Family
 from tools.shapes import Shape, parse_shapes_csv, spread
-from tools.visible_gpus import visible_gpus
+from tools.visible_gpus import named_gpus, visible_gpus
 
 #: Exit codes of ``main``: the deadline came first; fewer shapes agree than should.
 OUT_OF_TIME = 3
@@ -275,8 +275,8 @@ def gpus_of(given: Sequence[str] | None, jobs: int, argv: RecorderArgv) -> list[
 
 def gpus_here() -> int:
     """How many GPUs a process of ours can see, by whatever tells."""
-    if (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([name for name in visible.split(",") if name.strip() not in ("", "-1")])
+    if (named := named_gpus()) is not None:
+        return len(named)
     return len(visible_gpus()) or len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import takewhile
 
 #: sm_90a: wgmma and TMA.
 NEEDED_CAPABILITY = (9, 0)
@@ -20,12 +21,22 @@ class VisibleGpu:
         return self.capability == NEEDED_CAPABILITY
 
 
-def gpus_to_share() -> list[str]:
-    """What CUDA programs that we start see, as CUDA_VISIBLE_DEVICES names it; empty where there is one or none."""
+def named_gpus() -> list[str] | None:
+    """As CUDA_VISIBLE_DEVICES names them, up to the first that is none, where CUDA stops reading; None without it."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [name.strip() for name in told.split(",")] if told is not None else [str(g.ordinal) for g in visible_gpus()]
-    names = [name for name in names if name]
-    return names if len(names) > 1 else []
+    if told is None:
+        return None
+    names = [name.strip() for name in told.split(",")]
+    return list(takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def gpus_to_share() -> list[dict[str, str]]:
+    """For each GPU that CUDA programs started by us see, the environment of one that sees only this; empty where there
+    are fewer than two. NVML counts by the bus, CUDA, unless it is told so, the fastest first."""
+    names, order = named_gpus(), {}
+    if names is None:
+        names, order = [str(gpu.ordinal) for gpu in visible_gpus()], {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return [{"CUDA_VISIBLE_DEVICES": name, **order} for name in names] if len(names) > 1 else []
 
 
 def visible_gpus() -> list[VisibleGpu]:

@@ -129,9 +129,9 @@ def _play(orders: Mapping[int, Order], files: list[Path], tell: Tell) -> None:
     gpus = gpus_to_share()
     waiting: dict[int, Child] = {}
     with ExitStack() as stack:
-        for number, order in orders.items():
+        for place, (number, order) in enumerate(orders.items()):
             argv = [sys.executable, "-m", "training.collect_worker"]
-            own = {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus and not _is_numbered(order) else {}
+            own = gpus[place % len(gpus)] if gpus and not _is_numbered(order) else {}
             child = Child(argv, env=env | own, cwd=Path(__file__).resolve().parent.parent)
             stack.callback(child.kill)
             child.send(Job(order=order, file=files[number]).model_dump_json().encode())

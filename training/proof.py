@@ -70,8 +70,8 @@ def tables_of(
     for split in splits:
         mine = [shape for shape in shapes if split in ("all", split_of(shape.task))]
         complete = [shape for shape in mine if shape.is_complete]
-        if split == "all" and len({split_of(shape.task) for shape in mine if not shape.is_complete} & set(splits)) == 1:
-            mine = complete  # else the table of that split would be told twice
+        if split == "all" and len(apart := {split_of(shape.task) for shape in mine if not shape.is_complete}) == 1:
+            mine = complete if apart <= set(splits) else mine  # that split's table says the same
         pruned = [shape._replace(is_complete=True) for shape in mine if not shape.is_complete and shape.best > 0]
         if of_split := _in(cells, complete):
             told, document[split] = _compared(of_split, complete, budgets, "search")
@@ -134,18 +134,21 @@ def write_evaluation(out: Path, tables: Mapping[str, str], document: Mapping[str
 def package(out: Path, trained: Mapping[str, Path], stages: Sequence[Stage], tables: Mapping[str, str]) -> Path:
     """The folder ``adapter``: the last one's weights, what all trainings said, the evaluation, the card. It is made
     beside and then put into its place. Raises TrainingError where there is none."""
-    *before, last = trained.values()
-    if not (last / _WEIGHTS).is_file():
-        raise TrainingError(f"{last} holds no adapter: a recipe with method=full leaves the model where it is")
-    size = (last / _WEIGHTS).stat().st_size
+    *before, last = trained
+    for folder in trained.values():
+        if missing := [name for name in ("training.json", "metrics.jsonl") if not (folder / name).is_file()]:
+            raise TrainingError(f"{folder} has no {missing[0]}: it is no folder of a finished training")
+    if not (trained[last] / _WEIGHTS).is_file():
+        raise TrainingError(f"{trained[last]} holds no adapter's weights; with method=full the model stays where it is")
+    size = (trained[last] / _WEIGHTS).stat().st_size
     new, place = out / "adapter.new", out / "adapter"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir()
     for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
-        shutil.copyfile(last / name, new / name)
-    for number, folder in enumerate(before, 1):
+        shutil.copyfile(trained[last] / name, new / name)
+    for number, stage in enumerate(before, 1):
         for name in ("training.json", "metrics.jsonl"):
-            shutil.copyfile(folder / name, new / f"{number}-{folder.name}-{name}")
+            shutil.copyfile(trained[stage] / name, new / f"{number}-{stage}-{name}")
     shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
     runs = [Run.of(name, folder) for name, folder in trained.items()]
     (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")

@@ -23,7 +23,7 @@ from tools.records import (
 )
 from training.errors import TrainingError
 from training.shelf import Shelf
-from training.splits import split_of
+from training.splits import asked_splits, split_of
 from training.synthesise import evaluation_of
 
 #: Asks for turns, and is sent their steps.
@@ -53,9 +53,7 @@ def in_split(shelf: Shelf, split: str, with_pruned: bool = False) -> list[Shape]
     """Of one split, or of several with commas between; ``with_pruned``: also shapes whose optimum is not known, because
     only likely plans were recorded there. Raises TrainingError for a split that there is not, or if the records have no
     shape of any."""
-    asked = [name.strip() for name in split.split(",")]
-    if unknown := [name for name in asked if name not in ("heldout", "off_grid", "train", "all")]:
-        raise TrainingError(f"--split is heldout, off_grid, train or all, not '{unknown[0]}'")
+    asked = asked_splits(split)
     tasks = [task for task in shelf.records.tasks() if "all" in asked or split_of(task) in asked]
     found = shapes_of(shelf, tasks if with_pruned else filter(shelf.is_complete, tasks))
     if not found:

@@ -7,6 +7,7 @@ from functools import cache
 
 from tools.hgemm import grid
 from tools.records import Task
+from training.errors import TrainingError
 from training.rows import Split
 
 #: Of the grid's shapes, so many in a hundred are held out.
@@ -30,3 +31,11 @@ def _percentile(task: Task) -> int:
 @cache
 def _grid() -> frozenset[tuple[int, int, int]]:
     return frozenset(grid())
+
+
+def asked_splits(text: str) -> tuple[str, ...]:
+    """One, or several with commas between. Raises TrainingError for one that there is not."""
+    asked = tuple(name.strip() for name in text.split(","))
+    if unknown := [name for name in asked if name not in ("heldout", "off_grid", "train", "all")]:
+        raise TrainingError(f"--split is heldout, off_grid, train or all, not '{unknown[0]}'")
+    return asked

@@ -25,7 +25,7 @@ class Running(NamedTuple):
     name: str
     process: subprocess.Popen[bytes]
     begun: float
-    gpu: str | None = None
+    gpu: Mapping[str, str] | None = None
 
 
 class Failed(TrainingError):
@@ -125,7 +125,7 @@ class Stages:
         if is_finished:
             print(f"{name}: {seconds:.0f} s", flush=True)
 
-    def start(self, name: str, words: Sequence[str], gpu: str | None = None) -> Running:
+    def start(self, name: str, words: Sequence[str], gpu: Mapping[str, str] | None = None) -> Running:
         launch = [sys.executable, "-m", "agent"]
         if words[0] == "collect" and self.jobs > 1:  # no part of what was asked: a stopped run may take others
             words = [*words, "--jobs", str(self.jobs)]
@@ -133,8 +133,7 @@ class Stages:
             count = ("--nproc-per-node", str(self.processes))
             launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", *count, "-m", "agent"]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        if gpu is not None:
-            environ["CUDA_VISIBLE_DEVICES"] = gpu
+        environ |= gpu or {}
         with (self.out / "logs" / f"{file_name(name)}.log").open("ab") as log:
             # In a session of its own: it hears of ctrl-C from here, once, and ends with a checkpoint.
             process = subprocess.Popen(
@@ -194,7 +193,9 @@ class Stages:
             for one in running:
                 over(one, False)
 
-    def _gpu(self, words: Sequence[str], gpus: Sequence[str], running: Sequence[Running]) -> str | None:
+    def _gpu(
+        self, words: Sequence[str], gpus: Sequence[Mapping[str, str]], running: Sequence[Running]
+    ) -> Mapping[str, str] | None:
         """The least busy, where one is to be taken: a collection shares itself out, as does a training of several
         processes, and a numbered device says which."""
         takes_all = words[0] == "collect" or (words[0] == "train" and self.processes > 1)

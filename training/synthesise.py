@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,6 +77,7 @@ class Recipe:
     top: int = 3
     exemplars: int = 2
     pruned: bool = False
+    splits: Collection[str] = ("all",)
 
 
 def synthesise(
@@ -84,6 +85,8 @@ def synthesise(
 ) -> Iterator[Row]:
     shelf = Shelf(records, families)
     for task in records.tasks():
+        if "all" not in recipe.splits and split_of(task) not in recipe.splits:
+            continue
         is_taught = recipe.pruned or shelf.is_complete(task)
         if is_taught and any(one.score is not None for one in shelf.at(task).values()):
             for number in range(recipe.groups_per_shape):

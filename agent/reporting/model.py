@@ -309,7 +309,8 @@ class OffGrid(Record):
 
 
 class Report(Record):
-    """Where there are shapes of the grid, statistics are of these alone, and ``off_grid`` has those of the others."""
+    """Where half of the shapes are of the grid, statistics are of these alone, and those of the others are in
+    ``off_grid``."""
 
     report_version: int = REPORT_VERSION
     device: str

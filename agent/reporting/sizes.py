@@ -32,9 +32,11 @@ def on_grid(shape: ShapeReport) -> bool:
 
 
 def of_grid(shapes: Sequence[ShapeReport]) -> tuple[list[ShapeReport], list[ShapeReport]]:
-    """What statistics are of, and the others: all and none where none is on the grid."""
+    """What statistics are of, and the others: all and none where fewer than half are on the grid, for layers of models
+    are on it only by chance."""
     there = [shape for shape in shapes if on_grid(shape)]
-    return (there, [shape for shape in shapes if not on_grid(shape)]) if there else (list(shapes), [])
+    others = [shape for shape in shapes if not on_grid(shape)]
+    return (there, others) if len(there) >= len(others) else (list(shapes), [])
 
 
 def grid_shapes(lo: int | None, hi: int | None) -> int:

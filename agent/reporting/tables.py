@@ -192,7 +192,7 @@ _TABLE_2_TEXT = (
 )
 _TABLE_3_TEXT = ("Against auto-tuned cuBLASLt, the better layout on both sides, by the product MNK.",)
 _OFF_GRID_TEXT = (
-    "Shapes with a dimension that the grid has not, by M. They are in no other mean, bin or band; the losses name "
+    "Shapes with a dimension that the grid has not, by M. They are in no other mean of speedups; the losses name "
     "theirs apart.",
 )
 _FIGURE_TEXT = (

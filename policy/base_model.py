@@ -281,6 +281,10 @@ def load_adapter(base: Base, folder: Path, trainable: bool = False) -> Any:
 
         try:
             return PeftModel.from_pretrained(base.model, str(folder), is_trainable=trainable)
+        except (TypeError, AttributeError) as error:  # what peft makes of another file of that name
+            raise ModelError(
+                f"{folder / 'adapter_config.json'} is damaged ({_first_line(error)}): copy it anew"
+            ) from error
         except (RuntimeError, KeyError) as error:
             if "size mismatch" in str(error) or "not found in the base model" in str(error):
                 raise ModelError(_other_base(folder, "a model of another size", base)) from error
@@ -291,6 +295,10 @@ def check_adapter(base: Base, folder: Path) -> None:
     """Before anything is loaded. An adapter that says nothing of its base is tried as it is."""
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"there is no adapter in {folder} (adapter_config.json is missing)")
+    if not any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise ModelError(
+            f"there are no weights in {folder} (adapter_model.safetensors is missing): copy the whole folder"
+        )
     card = read_card(folder)
     made_for = card.get("base", {}) if isinstance(card.get("base"), dict) else {}
     if made_for.get("fingerprint") not in (None, base.fingerprint):
@@ -365,8 +373,15 @@ def _sentences(what: str) -> Iterator[None]:
         missing = (error.name or "a package").partition(".")[0]
         raise ModelError(f"{what} needs {missing}: {install_command('local')}") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        first = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-        raise ModelError(f"{what} cannot be loaded: {first}") from error
+        raise ModelError(f"{what} cannot be loaded: {_first_line(error)}") from error
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] != "safetensors":  # whose errors have no base but this
+            raise
+        raise ModelError(f"the weights of {what} are damaged ({_first_line(error)}): copy them anew") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
 
 
 @contextmanager

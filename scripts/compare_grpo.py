@@ -29,6 +29,7 @@ from tools.replay import default_path  # noqa: E402
 from training.card import Stage  # noqa: E402
 from training.proof import ALL_SEARCHES, SEARCHES, cells_of, package, row_words, tables_of, write_evaluation  # noqa: E402
 from training.shelf import PARTS  # noqa: E402
+from training.splits import asked_splits  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
 #: Of all variants. Offline, a step away from the logged policy is all that a narrow clip allows.
@@ -133,15 +134,26 @@ class Comparison(Stages):
             raise Failed(f"{self.sft} holds no adapter: give --sft the folder of `agent train sft`")
         if given.tell and not (self.out / "evaluate").is_dir():
             raise Failed(f"{self.out} holds nothing that was played: give the --out of a comparison")
+        self.budgets = numbers("--budgets", given.budgets)
+        asked_splits(given.split)
+        inside = [path for path in (self.sft, given.wide, *self.players().values()) if path and self.is_ours(path)]
+        if given.fresh and inside:
+            raise Failed(f"--fresh would delete {inside[0]}, which lies in {self.out}: move it out of there first")
         players = self.players()
         if given.full is not None and given.full not in players:
             raise Failed(f"--full is of {', '.join(players)}, not '{given.full}'")
-        self.open(given.fresh)
+        if not given.tell or given.package is not None:
+            self.open(given.fresh)
         if not given.tell and not self.played(players):
             return
         tables = self.tell(players)
         if given.package is not None:
             self.ship(given.package, tables)
+
+    def is_ours(self, path: Path) -> bool:
+        """In the folder of the run, and none of its stages'."""
+        path = path.absolute()
+        return self.out in path.parents and path.relative_to(self.out).parts[0] not in (*self.variants, WIDE)
 
     def played(self, players: Mapping[str, Path]) -> bool:
         """Whether --until left something of it."""
@@ -242,8 +254,10 @@ class Comparison(Stages):
         rows = dict.fromkeys([ALL_SEARCHES, *self.rows(players)])
         files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in rows}
         record = self.given.source or default_path()
-        budgets = [int(budget) for budget in self.given.budgets.split(",")]
-        tables, document = tables_of(cells_of(files), record, ["all", *self.given.split.split(",")], budgets)
+        cells = cells_of(files)
+        if without := [row for row in self.rows(players) if row != ALL_SEARCHES and row not in cells]:
+            print(f"nothing was played by {', '.join(without)}", file=sys.stderr)
+        tables, document = tables_of(cells, record, ["all", *asked_splits(self.given.split)], self.budgets)
         if not tables:
             raise Failed(f"{self.out} holds nothing that was played at shapes of {record}")
         write_evaluation(self.out, tables, document)
@@ -259,6 +273,16 @@ class Comparison(Stages):
         ]
         place = package(self.out, {"sft": self.sft, name: self.out / name}, stages, tables)
         print(f"\n{place}: the adapter and its card")
+
+
+def numbers(option: str, text: str) -> list[int]:
+    try:
+        found = [int(number) for number in text.split(",")]
+    except ValueError:
+        found = [0]
+    if min(found) < 1:
+        raise Failed(f"{option} are numbers from 1 on with commas between, not '{text}'")
+    return found
 
 
 if __name__ == "__main__":

@@ -62,6 +62,8 @@ def main() -> None:
             profile = device.profile(winner[1], task)
             if profile.ok:
                 limits[name][limit(profile)] += 1
+    if not shapes:
+        sys.exit(f"error: no shape {'off' if given.off_grid else 'of'} the grid is recorded on {device.info.label}")
     print(f"{device.info.label}: {sum(shapes.values())} shapes\n")
     print("| regime | shapes | family | wins | mean speedup where it wins | shapes it takes | alone: mean speedup |")
     print("|---|---|---|---|---|---|---|")

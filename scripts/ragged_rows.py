@@ -29,6 +29,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=33)
     parser.add_argument("--whole", type=int, default=64)
     given = parser.parse_args()
+    if given.rows < 1 or given.whole <= given.rows:
+        sys.exit("error: --rows is 1 or more, and --whole is more than that")
     try:
         device = ReplayDevice(given.record)
     except DeviceBroken as error:

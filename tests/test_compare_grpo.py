@@ -20,10 +20,12 @@ from memory.exemplars import MemorySettings
 from tools.families import load_families
 from tools.hgemm import hgemm
 from tools.record_file import RecordReader
+from training.errors import TrainingError
 from training.evaluate import Cell
-from training.proof import OF_PRUNED, tables_of
+from training.proof import OF_PRUNED, package, tables_of
 from training.rows import read_rows
 from training.shelf import Shelf
+from training.stages import Failed, Stages
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +190,7 @@ def test_groups_that_differ_by_noise_teach_nothing_in_either_script(
     monkeypatch.setattr(sys, "argv", ["x", "--out", str(tmp_path), "--scale", "full"])
     stages = train_adapter.Recipe(train_adapter.parsed()).stages()
     of = {name: settings_of(words).get("reward.min_std") for name, words in stages.items()}
-    assert {name for name, value in of.items() if value == "0.003"} == {"grpo1", "grpo2"}
+    assert {name for name, value in of.items() if value == "0.003"} == {"grpo1"}
 
 
 @pytest.mark.parametrize(
@@ -223,3 +225,92 @@ def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], told: str, tmp_p
     done = run(tmp_path / "run", "--sft", tmp_path, *words)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     assert told in done.stderr and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Path:
+    """What travels with the packaged adapter; its own weights stand for all."""
+    import tarfile
+
+    packaged = ROOT / "adapters" / "hgemm-smollm2-135m"
+    with tarfile.open(packaged / "run.tar.xz") as tar:
+        tar.extractall(tmp_path, filter="data")
+    (tmp_path / "run" / "best" / "adapter_model.safetensors").write_bytes(b"weights")
+    return tmp_path / "run"
+
+
+def tell(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(out, "--sft", out / "sft", "--tell", "--variants", "best", "--budgets", "1,4", *words)
+
+
+def refused(done: subprocess.CompletedProcess[str], told: str) -> None:
+    assert done.returncode == 1 and done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1, (
+        done.stderr
+    )
+    assert told in done.stderr
+
+
+def test_what_holds_the_adapter_to_begin_with_is_not_deleted(played: Path) -> None:
+    refused(run(played, "--sft", played / "sft", "--variants", "best", "--fresh"), "--fresh would delete ")
+    assert (played / "sft" / "adapter_config.json").is_file() and (played / "evaluate" / "best.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--budgets", "1,,4"), "--budgets are numbers from 1 on with commas between, not '1,,4'"),
+        (("--budgets", "0"), "--budgets are numbers"),
+        (("--split", "nonsense"), "--split is heldout, off_grid, train or all, not 'nonsense'"),
+        (("--from", "/nonexistent"), "there is no record file /nonexistent"),
+    ],
+)
+def test_what_cannot_be_told_leaves_what_was_told(words: tuple[str, ...], told: str, played: Path) -> None:
+    (played / "evaluation.md").write_text("old")
+    refused(tell(played, *words), told)
+    assert (played / "evaluation.md").read_text() == "old"
+
+
+def test_where_nothing_was_played_nothing_is_told(played: Path) -> None:
+    for file in (played / "evaluate").iterdir():
+        file.write_text("cut off")
+    done = tell(played)
+    assert done.returncode == 1 and "holds nothing that was played" in done.stderr
+    assert not (played / "evaluation.md").exists()
+    mistyped = played.parent / "mistyped"
+    refused(run(mistyped, "--sft", played / "sft", "--tell"), "mistyped holds nothing that was played")
+    assert not mistyped.exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("best/training.json", None, "best has no training.json"),
+        ("best/adapter_config.json", None, "best has no adapter_config.json"),
+        ("best/adapter_model.safetensors", None, "best holds no adapter's weights"),
+        ("sft/training.json", None, "sft has no training.json"),
+        ("best/training.json", "[]", "is damaged"),
+        ("best/metrics.jsonl", "[]\n", "is damaged"),
+        ("sft/metrics.jsonl", '{"step"', "is damaged"),
+    ],
+)
+def test_a_damaged_training_is_not_shipped(file: str, content: str | None, told: str, played: Path) -> None:
+    path = played / file
+    path.unlink() if content is None else path.write_text(content)
+    (played / "evaluation.json").write_text("{}")
+    with pytest.raises(TrainingError, match=told):
+        package(played, {"sft": played / "sft", "best": played / "best"}, [], {})
+    assert not (played / "adapter.new").exists() and not (played / "adapter").exists()
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '{"best": 3}', "{"])
+def test_stages_that_are_none(content: str, tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(content)
+    with pytest.raises(Failed, match=r"stages.json is damaged: take another --out"):
+        Stages(tmp_path).open(False)
+
+
+def test_a_file_in_the_place_of_the_folder_makes_way(played: Path) -> None:
+    (played / "adapter").write_text("in the way")
+    done = tell(played, "--package", "best")
+    assert done.returncode == 0, done.stderr
+    assert (played / "adapter" / "1-sft-training.json").is_file()

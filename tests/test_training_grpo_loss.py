@@ -195,3 +195,17 @@ def test_an_adapter_of_another_base(tmp_path: Path) -> None:
     assert load_adapter(again, adapter) is not None
     with pytest.raises(ModelError, match="there is no adapter in"):
         load_adapter(again, tmp_path / "nowhere")
+    config, weights = adapter / "adapter_config.json", adapter / "adapter_model.safetensors"
+    whole, told = weights.read_bytes(), config.read_text()
+    for left in (b"", whole[: len(whole) // 2], b"\xff" * 100):
+        weights.write_bytes(left)
+        with pytest.raises(ModelError, match=r"the weights of the adapter .* are damaged \(.*\): copy them anew"):
+            load_adapter(again, adapter)
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"there are no weights in .*: copy the whole folder"):
+        load_adapter(again, adapter)
+    weights.write_bytes(whole)
+    for other_config in ("[]", "{}", told.replace('"r": ', '"r": "x", "rr": ')):
+        config.write_text(other_config)
+        with pytest.raises(ModelError, match=r"is damaged|cannot be loaded"):
+            load_adapter(again, adapter)

@@ -153,6 +153,8 @@ def _winners(reader: RecordReader) -> dict[str, TimingResult]:
 
 
 def _held(out: Path, winners: Container[str]) -> list[str]:
+    if not out.is_file() or not out.stat().st_size:
+        raise DeviceBroken(f"there is nothing in {out} to compare: say how many shapes to draw with --random")
     reader = RecordReader(out)
     try:
         held = [task.task_id for task in reader.tasks() if task.task_id in winners]

@@ -135,23 +135,34 @@ def package(out: Path, trained: Mapping[str, Path], stages: Sequence[Stage], tab
     """The folder ``adapter``: the last one's weights, what all trainings said, the evaluation, the card. It is made
     beside and then put into its place. Raises TrainingError where there is none."""
     *before, last = trained
+    if not trained[last].is_dir():
+        raise TrainingError(f"{trained[last]} is not there: it was not trained")
     for folder in trained.values():
-        if missing := [name for name in ("training.json", "metrics.jsonl") if not (folder / name).is_file()]:
+        needed = ("training.json", "metrics.jsonl", *(("adapter_config.json",) if folder == trained[last] else ()))
+        if missing := [name for name in needed if not (folder / name).is_file()]:
             raise TrainingError(f"{folder} has no {missing[0]}: it is no folder of a finished training")
     if not (trained[last] / _WEIGHTS).is_file():
         raise TrainingError(f"{trained[last]} holds no adapter's weights; with method=full the model stays where it is")
     size = (trained[last] / _WEIGHTS).stat().st_size
     new, place = out / "adapter.new", out / "adapter"
     shutil.rmtree(new, ignore_errors=True)
-    new.mkdir()
-    for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
-        shutil.copyfile(trained[last] / name, new / name)
-    for number, stage in enumerate(before, 1):
-        for name in ("training.json", "metrics.jsonl"):
-            shutil.copyfile(trained[stage] / name, new / f"{number}-{stage}-{name}")
-    shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
-    runs = [Run.of(name, folder) for name, folder in trained.items()]
-    (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")
-    shutil.rmtree(place, ignore_errors=True)
-    new.rename(place)
+    try:
+        new.mkdir()
+        for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
+            shutil.copyfile(trained[last] / name, new / name)
+        for number, stage in enumerate(before, 1):
+            for name in ("training.json", "metrics.jsonl"):
+                shutil.copyfile(trained[stage] / name, new / f"{number}-{stage}-{name}")
+        shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
+        runs = [Run.of(name, folder) for name, folder in trained.items()]
+        (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")
+        if place.is_symlink() or place.is_file():
+            place.unlink()
+        shutil.rmtree(place, ignore_errors=True)
+        new.rename(place)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        folders = ", ".join(str(folder) for folder in trained.values())
+        raise TrainingError(f"training.json or metrics.jsonl of {folders} is damaged: copy or train it anew") from error
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
     return place

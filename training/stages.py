@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.device import DeviceBroken
 from tools.visible_gpus import gpus_to_share
 from training.errors import TrainingError
 from training.writing import replacing
@@ -51,10 +52,12 @@ class Stages:
                 shutil.rmtree(self.out)
             (self.out / "logs").mkdir(parents=True, exist_ok=True)
             self.state = json.loads(path.read_text()) if path.is_file() else {}
+            if not isinstance(self.state, dict) or not all(isinstance(one, dict) for one in self.state.values()):
+                raise ValueError(path)
         except OSError as error:
             raise Failed(f"the folder {self.out} cannot be made or read: {error.strerror}") from error
         except ValueError as error:
-            raise Failed(f"{path} is damaged: begin anew with --fresh") from error
+            raise Failed(f"{path} is damaged: take another --out, or begin anew with --fresh") from error
 
     @staticmethod
     def sets(told: Iterable[str], asked: Iterable[str], *sections: str) -> list[str]:
@@ -234,9 +237,15 @@ def ran(work: Callable[[], None]) -> int:
         signal.signal(number, stop)
     try:
         work()
-    except TrainingError as failed:
+        sys.stdout.flush()
+    except (TrainingError, DeviceBroken) as failed:
         print(f"error: {failed}", file=sys.stderr)
         return getattr(failed, "code", 1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror or error}; the same command goes on from there", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it cannot be written either
+        return 1
     except KeyboardInterrupt:
         print("interrupted: the same command goes on from there", file=sys.stderr)
         return code

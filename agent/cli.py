@@ -56,7 +56,10 @@ DeviceName = Annotated[
 def optimize(
     shape: Shape = None,
     device: DeviceName = None,
-    policy: Annotated[str | None, typer.Option(help="search (default), random, anthropic, openai or local.")] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(help="local (default where it is installed), search (default else), random, anthropic or openai."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="Model of anthropic or openai, or the base of local.")] = None,
     base_url: Annotated[
         str | None, typer.Option(help="A compatible server, e.g. http://localhost:8000/v1 (vLLM).")

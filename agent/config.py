@@ -56,7 +56,7 @@ class SessionSettings(BaseModel):
     modes: tuple[Mode, ...] = Field(default=MODES, min_length=1, description="Of the final timing; offline decides.")
     parallel_compiles: int | None = Field(default=None, ge=1, le=64)
     floor_pct: float | None = Field(
-        default=None, ge=0, le=1000, description="Stop within so many % of the floor. null: 2 for a language model."
+        default=None, ge=0, le=1000, description="Stop within so many % of the floor. null: 2 for a hosted model."
     )
 
     @field_validator("shape", mode="before")
@@ -124,9 +124,10 @@ class Settings(BaseModel):
 
     @property
     def floor_pct(self) -> float | None:
-        """None: never stop early. A search does so only when told, so that its budgets compare."""
+        """None: never stop early. A search and a local model do so only when told: their budgets are to compare, and an
+        evaluation costs them nothing. The floor is an estimate, which one timing on a cool GPU can come near."""
         given = self.session.floor_pct
-        return given if given is not None or self.is_search else 2.0
+        return given if given is not None or self.is_search or self.policy.name == "local" else 2.0
 
     @property
     def rounds(self) -> int:

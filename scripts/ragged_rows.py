@@ -2,9 +2,9 @@
 
     python scripts/ragged_rows.py [RECORD_FILE] [--rows 33] [--whole 64]
 
-For each way of fetching A, the quickest and the median plan: its time at M = --rows over that at M = --whole, at the
-shapes with the same N and K that both were timed at (offline, screen budget). More rows are more work, so below 1 is
-what one expects.
+For each way of fetching A: a plan's time at M = --rows over its time at M = --whole, least, median and most, at the
+shapes with the same N and K that it was timed at both (offline, screen budget). More rows are more work, so below 1 is
+what one expects. Then, by N and K, that of the plan that is quickest at --whole.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tools.replay import ReplayDevice
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, nargs="?", help="default: the packaged H200's")
-    parser.add_argument("--rows", type=int, default=33)
-    parser.add_argument("--whole", type=int, default=64)
+    parser.add_argument("--rows", type=int, default=33, help="M that fills no tile (default 33)")
+    parser.add_argument("--whole", type=int, default=64, help="M that does (default 64)")
     given = parser.parse_args()
     if given.rows < 1 or given.whole <= given.rows:
         sys.exit("error: --rows is 1 or more, and --whole is more than that")

@@ -223,6 +223,9 @@ def test_without_a_floor_or_the_wish_it_goes_on(tmp_path: Path, name: str, pct: 
 
 def test_floor_settings() -> None:
     assert settings().floor_pct is None and settings(policy__name="anthropic").floor_pct == 2.0
+    assert settings(policy__name="local").floor_pct is None, (
+        "an evaluation costs it nothing, and the floor is an estimate"
+    )
     assert settings(session__floor_pct=5).floor_pct == 5.0
     done = [answer("evaluate_plan", Status.OK, time_us=10.2)]
     assert near_floor(done, 10.0, 2.0) and not near_floor(done, 10.0, 1.9)

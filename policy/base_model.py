@@ -295,14 +295,14 @@ def check_adapter(base: Base, folder: Path) -> None:
     """Before anything is loaded. An adapter that says nothing of its base is tried as it is."""
     if not (folder / "adapter_config.json").is_file():
         raise ModelError(f"there is no adapter in {folder} (adapter_config.json is missing)")
-    if not any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
-        raise ModelError(
-            f"there are no weights in {folder} (adapter_model.safetensors is missing): copy the whole folder"
-        )
     card = read_card(folder)
     made_for = card.get("base", {}) if isinstance(card.get("base"), dict) else {}
     if made_for.get("fingerprint") not in (None, base.fingerprint):
         raise ModelError(_other_base(folder, f"{made_for.get('name')} ({made_for['fingerprint']})", base))
+    if not any((folder / f"adapter_model.{kind}").is_file() for kind in ("safetensors", "bin")):
+        raise ModelError(
+            f"there are no weights in {folder} (adapter_model.safetensors is missing): copy the whole folder"
+        )
 
 
 def read_card(folder: Path) -> dict[str, Any]:

@@ -136,10 +136,10 @@ class Comparison(Stages):
             raise Failed(f"{self.out} holds nothing that was played: give the --out of a comparison")
         self.budgets = numbers("--budgets", given.budgets)
         asked_splits(given.split)
-        inside = [path for path in (self.sft, given.wide, *self.players().values()) if path and self.is_ours(path)]
+        players = self.players()
+        inside = [path for path in (*players.values(), given.wide) if path is not None and self.is_given(path)]
         if given.fresh and inside:
             raise Failed(f"--fresh would delete {inside[0]}, which lies in {self.out}: move it out of there first")
-        players = self.players()
         if given.full is not None and given.full not in players:
             raise Failed(f"--full is of {', '.join(players)}, not '{given.full}'")
         if not given.tell or given.package is not None:
@@ -150,8 +150,8 @@ class Comparison(Stages):
         if given.package is not None:
             self.ship(given.package, tables)
 
-    def is_ours(self, path: Path) -> bool:
-        """In the folder of the run, and none of its stages'."""
+    def is_given(self, path: Path) -> bool:
+        """In the folder of the run, and made by none of its stages."""
         path = path.absolute()
         return self.out in path.parents and path.relative_to(self.out).parts[0] not in (*self.variants, WIDE)
 

@@ -34,6 +34,7 @@ OF_PRUNED = (
 #: What an adapter may weigh: it travels with the repository.
 ADAPTER_BYTES = 12_000_000
 _WEIGHTS = "adapter_model.safetensors"
+_LOGS = ("training.json", "metrics.jsonl")
 
 
 def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
@@ -134,25 +135,25 @@ def write_evaluation(out: Path, tables: Mapping[str, str], document: Mapping[str
 def package(out: Path, trained: Mapping[str, Path], stages: Sequence[Stage], tables: Mapping[str, str]) -> Path:
     """The folder ``adapter``: the last one's weights, what all trainings said, the evaluation, the card. It is made
     beside and then put into its place. Raises TrainingError where there is none."""
-    *before, last = trained
-    if not trained[last].is_dir():
-        raise TrainingError(f"{trained[last]} is not there: it was not trained")
-    for folder in trained.values():
-        needed = ("training.json", "metrics.jsonl", *(("adapter_config.json",) if folder == trained[last] else ()))
-        if missing := [name for name in needed if not (folder / name).is_file()]:
-            raise TrainingError(f"{folder} has no {missing[0]}: it is no folder of a finished training")
-    if not (trained[last] / _WEIGHTS).is_file():
-        raise TrainingError(f"{trained[last]} holds no adapter's weights; with method=full the model stays where it is")
-    size = (trained[last] / _WEIGHTS).stat().st_size
+    *before, last = trained.values()
+    if not last.is_dir():
+        raise TrainingError(f"{last} is not there: it was not trained")
+    wanted = [(last, "adapter_config.json"), *((folder, name) for folder in (*before, last) for name in _LOGS)]
+    for folder, name in wanted:
+        if not (folder / name).is_file():
+            raise TrainingError(f"{folder} has no {name}: it is no folder of a finished training")
+    if not (last / _WEIGHTS).is_file():
+        raise TrainingError(f"{last} holds no adapter's weights; with method=full the model stays where it is")
+    size = (last / _WEIGHTS).stat().st_size
     new, place = out / "adapter.new", out / "adapter"
     shutil.rmtree(new, ignore_errors=True)
     try:
         new.mkdir()
-        for name in ("adapter_config.json", _WEIGHTS, "training.json", "metrics.jsonl"):
-            shutil.copyfile(trained[last] / name, new / name)
-        for number, stage in enumerate(before, 1):
-            for name in ("training.json", "metrics.jsonl"):
-                shutil.copyfile(trained[stage] / name, new / f"{number}-{stage}-{name}")
+        for name in ("adapter_config.json", _WEIGHTS, *_LOGS):
+            shutil.copyfile(last / name, new / name)
+        for number, (stage, folder) in enumerate(list(trained.items())[:-1], 1):
+            for name in _LOGS:
+                shutil.copyfile(folder / name, new / f"{number}-{stage}-{name}")
         shutil.copyfile(out / "evaluation.json", new / "evaluation.json")
         runs = [Run.of(name, folder) for name, folder in trained.items()]
         (new / "MODEL_CARD.md").write_text(card("HGEMM plan adapter", runs, stages, tables, size), encoding="utf-8")

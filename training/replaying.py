@@ -23,7 +23,7 @@ from tools.records import (
 )
 from training.errors import TrainingError
 from training.shelf import Shelf
-from training.splits import asked_splits, split_of
+from training.splits import asked_splits, is_asked
 from training.synthesise import evaluation_of
 
 #: Asks for turns, and is sent their steps.
@@ -54,7 +54,7 @@ def in_split(shelf: Shelf, split: str, with_pruned: bool = False) -> list[Shape]
     only likely plans were recorded there. Raises TrainingError for a split that there is not, or if the records have no
     shape of any."""
     asked = asked_splits(split)
-    tasks = [task for task in shelf.records.tasks() if "all" in asked or split_of(task) in asked]
+    tasks = [task for task in shelf.records.tasks() if is_asked(task, asked)]
     found = shapes_of(shelf, tasks if with_pruned else filter(shelf.is_complete, tasks))
     if not found:
         raise TrainingError(

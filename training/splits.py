@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from functools import cache
 
 from tools.hgemm import grid
@@ -31,6 +32,10 @@ def _percentile(task: Task) -> int:
 @cache
 def _grid() -> frozenset[tuple[int, int, int]]:
     return frozenset(grid())
+
+
+def is_asked(task: Task, asked: Collection[str]) -> bool:
+    return "all" in asked or split_of(task) in asked
 
 
 def asked_splits(text: str) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from training.export import prompt_message, tools_json
 from training.rows import Provenance, RewardParts, Row, RowCall, Turn
 from training.saying import after, opening, plan_of, verdict
 from training.shelf import Part, Shelf
-from training.splits import split_of
+from training.splits import is_asked, split_of
 
 
 class Kind(NamedTuple):
@@ -85,9 +85,7 @@ def synthesise(
 ) -> Iterator[Row]:
     shelf = Shelf(records, families)
     for task in records.tasks():
-        if "all" not in recipe.splits and split_of(task) not in recipe.splits:
-            continue
-        is_taught = recipe.pruned or shelf.is_complete(task)
+        is_taught = is_asked(task, recipe.splits) and (recipe.pruned or shelf.is_complete(task))
         if is_taught and any(one.score is not None for one in shelf.at(task).values()):
             for number in range(recipe.groups_per_shape):
                 yield from _group(shelf, task, number, recipe, reward, memory)

@@ -363,14 +363,14 @@ def kernel_link(report_labels: dict[str, str], key: str) -> Link:
 
 def _losses(report: Report) -> Iterator[Table]:
     counted, others = of_grid(report.shapes)
-    for mode in MODES:
-        yield _losses_of(report, counted, mode, mode.capitalize())
-        if others:
-            yield _losses_of(report, others, mode, f"{mode.capitalize()}, off the grid")
-
-
-def _losses_of(report: Report, shapes: Sequence[ShapeReport], mode: Mode, title: str) -> Table:
     labels = {kernel.key: kernel.label for kernel in report.kernels}
+    for mode in MODES:
+        yield _losses_of(counted, labels, mode, mode.capitalize())
+        if others:
+            yield _losses_of(others, labels, mode, f"{mode.capitalize()}, off the grid")
+
+
+def _losses_of(shapes: Sequence[ShapeReport], labels: dict[str, str], mode: Mode, title: str) -> Table:
     rows: list[tuple[float, Row]] = []
     measured = 0
     for shape in shapes:

@@ -322,8 +322,10 @@ class Store:
             (family.name, family.revision),
         )
         stored = self.variant(rows[0][0]) if rows else None
-        if stored is None or stored.plan is None or set(stored.plan.knobs) != set(family.knobs):
+        if stored is None or stored.plan is None or not set(stored.plan.knobs) <= set(family.knobs):
             return False  # with other knobs its plans have other keys
+        if any(name not in stored.plan.knobs and not knob.optional for name, knob in family.knobs.items()):
+            return False
         return stored.content_id != render(family, stored.plan).content_id
 
     # --- sessions ------------------------------------------------------------------------------------------------

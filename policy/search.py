@@ -228,11 +228,12 @@ class _Space:
         self.values: dict[Arm, dict[str, list[int]]] = {}
         for arm in self.arms:
             members = [plan for plan in plans if _arm(plan) == arm]
-            columns = {k: sorted({plan.knobs[k] for plan in members}) for k in members[0].knobs}
+            names = dict.fromkeys(name for plan in members for name in plan.knobs)
+            columns = {k: sorted({plan.knob(k) for plan in members}) for k in names}
             self.values[arm] = {k: values for k, values in columns.items() if len(values) > 1}
 
     def point(self, plan: Plan) -> dict[str, int]:
-        return {k: values.index(plan.knobs[k]) for k, values in self.values[_arm(plan)].items()}
+        return {k: values.index(plan.knob(k)) for k, values in self.values[_arm(plan)].items()}
 
     def told(self, trial: Trial) -> FrozenTrial:
         import optuna

@@ -86,13 +86,13 @@ def _given(mean: Array, spread: Array, told: dict[int, float]) -> tuple[Array, A
 
 def _covariance(plans: Sequence[Plan]) -> Array:
     found = np.full((len(plans), len(plans)), _OFFSET**2)
-    families: dict[tuple[str, tuple[str, ...]], list[int]] = {}
+    families: dict[str, list[int]] = {}
     for i, plan in enumerate(plans):
-        families.setdefault((plan.family, tuple(plan.knobs)), []).append(i)
+        families.setdefault(plan.family, []).append(i)
     for members in families.values():
-        at = np.array(
-            [[*np.log2(1.0 + np.array(list(plans[i].knobs.values()))), plans[i].b_layout == "nk"] for i in members]
-        )
+        names = dict.fromkeys(name for i in members for name in plans[i].knobs)
+        values = np.array([[plans[i].knob(name) for name in names] for i in members], float)
+        at = np.column_stack([np.log2(1.0 + values), [plans[i].b_layout == "nk" for i in members]])
         steps = np.minimum(np.abs(at[:, None] - at[None, :]), 1.0).sum(-1)
         found[np.ix_(members, members)] += _FAMILY**2 + _PLAN**2 * np.exp(-steps / _STEPS)
     return found

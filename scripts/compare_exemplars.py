@@ -54,9 +54,10 @@ class Space:
         self._arm: dict[str, tuple[str, str]] = {}
         self._members: dict[tuple[str, str], list[str]] = {}
         for arm, members in arms.items():
-            values = {name: sorted({m.knobs[name] for m in members}) for name in members[0].knobs}
+            names = dict.fromkeys(name for m in members for name in m.knobs)
+            values = {name: sorted({m.knob(name) for m in members}) for name in names}
             for m in members:
-                self._points[m.plan_id] = tuple(values[name].index(v) for name, v in m.knobs.items())
+                self._points[m.plan_id] = tuple(values[name].index(m.knob(name)) for name in names)
                 self._arm[m.plan_id] = arm
             self._members[arm] = sorted(m.plan_id for m in members)
 

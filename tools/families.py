@@ -132,7 +132,7 @@ def plans(family: Family) -> Iterator[Plan]:
     try:
         for env in extend({}):
             layout: BLayout = "nk" if env.pop("B_NK") else "kn"
-            yield Plan(family=family.name, revision=family.revision, b_layout=layout, knobs=env)
+            yield Plan(family=family.name, revision=family.revision, b_layout=layout, knobs=_named(family, env))
     except ExprError as error:
         raise ManifestError(f"family {family.name}: {error}") from error
 
@@ -143,6 +143,7 @@ def validate_plan(family: Family, b_layout: str, knobs: dict[str, Any]) -> Plan:
         raise ManifestError(f"{family.name} has layouts {', '.join(family.b_layouts)} of B, not '{b_layout}'")
     if unknown := sorted(set(knobs) - set(family.knobs)):
         raise ManifestError(f"{family.name} has no knob {', '.join(unknown)}; it has {', '.join(family.knobs)}")
+    knobs = {**{name: 0 for name, knob in family.knobs.items() if knob.optional}, **knobs}
     if missing := [k for k in family.knobs if k not in knobs]:
         raise ManifestError(f"the plan for {family.name} lacks {', '.join(missing)}")
     for name, knob in family.knobs.items():
@@ -157,16 +158,22 @@ def validate_plan(family: Family, b_layout: str, knobs: dict[str, Any]) -> Plan:
             raise ManifestError(f"{family.name}: the plan breaks the constraint {constraint}: {error}") from error
         if not holds:
             raise ManifestError(f"{family.name}: the plan breaks the constraint {constraint}")
-    ordered = {name: knobs[name] for name in family.knobs}
-    return Plan(family=family.name, revision=family.revision, b_layout=b_layout, knobs=ordered)
+    named = _named(family, knobs)
+    return Plan(family=family.name, revision=family.revision, b_layout=b_layout, knobs=named)
+
+
+def _named(family: Family, values: Mapping[str, int]) -> dict[str, int]:
+    """What a plan says of its knobs, in the manifest's order."""
+    return {name: values[name] for name, knob in family.knobs.items() if values[name] or not knob.optional}
 
 
 def render(family: Family, plan: Plan) -> Variant:
     """The variant of a plan: knobs as macros before the source, knobs as constants in the launch spec."""
-    macros = {n: v for n, v in plan.knobs.items() if not family.knobs[n].runtime}
+    values = {name: plan.knob(name) if knob.optional else plan.knobs[name] for name, knob in family.knobs.items()}
+    macros = {n: v for n, v in values.items() if not family.knobs[n].runtime}
     macros["B_NK"] = int(plan.b_layout == "nk")
     defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
-    constants = {**plan.knobs, **family.launch.constants}
+    constants = {**values, **family.launch.constants}
     return Variant(
         source=defines + family.source,
         launch=family.launch.model_copy(update={"constants": constants}),

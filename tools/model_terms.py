@@ -22,6 +22,10 @@ SM_SMEM_BYTES = 233_472  # 228 KiB of an SM; each CTA takes 1 KiB beside its own
 SM_REGISTERS = 65_536
 SM_THREADS = 2_048
 SM_CTAS = 32
+#: What rows of a tile that A does not have cost, as a part of the tile's time, where few rows are all that there is:
+#: least squares over the same plans with and without RAGGED at 21 shapes with 16, 33 and 100 rows (docs/kernels.md).
+MISSING_ROWS_TMA, MISSING_ROWS_COPY = 0.6, 1.5
+FEW_ROWS = 512
 GPC_SMS = 16  # 16 or 18 on an H200; CTAs of a plain launch fill one GPC after the other (docs/kernels.md)
 
 
@@ -105,6 +109,13 @@ def gpc_us(c: Constants, case: Case, x: Columns, bm: Array | float, k: Array, sp
     return waves * (rows * bm + columns * bn) * 2 * k / c["machine.gpc_read_bytes_per_us"]
 
 
+def missing_rows(x: Columns, case: Case, bm: Array, cost: Array | float) -> Array:
+    """A factor: with RAGGED, or where the family asks nothing of the memory for such rows, they cost nothing."""
+    part = 1 - case.m / (ceil_div(case.m, bm) * bm)
+    counts = (case.m % 64 != 0) & (case.m <= FEW_ROWS) & (np.asarray(x.get("RAGGED", 0.0)) != 1)
+    return np.asarray(np.where(counts, 1 + cost * part, 1.0))
+
+
 def wgmma_smem_bytes(bm: Array, bn: Array, k: Array | float) -> Array:
     """Shared-memory traffic of a tile over ``k``: a warpgroup reads its 64 rows of A and all of B; TMA writes both."""
     return (bm / 64 * (64 + bn) + (bm + bn)) * 2 * k
@@ -157,7 +168,7 @@ def wgmma_persistent(x: Columns, case: Case, c: Constants) -> Array:
     once = (
         c["machine.launch_us"] + c[f + "start_us"] + np.where(size > 1, c[f + "cluster_launch_us"], 0.0) + first + last
     )
-    kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
+    kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"]) * missing_rows(x, case, bm, MISSING_ROWS_TMA)
     return once + kn * longest(p, rounds * tile, odd * l2_us(c, case, loaded), hbm, power)
 
 
@@ -190,6 +201,7 @@ def wgmma_tile(x: Columns, case: Case, c: Constants) -> Array:
     # Clusters are dealt out to the GPCs in turn, and their tiles are not what is asked here.
     gpc = np.where(split > 1, 0.0, gpc_us(c, case, x, bm, case.k, 1))
     kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
+    kn = kn * missing_rows(x, case, bm, np.where(tma, MISSING_ROWS_TMA, MISSING_ROWS_COPY))
     return once + kn * longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
 
 
@@ -214,7 +226,7 @@ def wgmma_splitk(x: Columns, case: Case, c: Constants) -> Array:
     exchange = c[f + "exchange_us"] + bm * bn * c[f + "exchange_element_us"]  # trips to L2, however many splits
     fixed = c[f + "start_us"] + exchange
     loaded = tiles * (bm + bn) * 2 * case.k
-    kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"])
+    kn = np.where(x["B_NK"] == 1, 1.0, c[f + "kn_factor"]) * missing_rows(x, case, bm, MISSING_ROWS_TMA)
     chain, l2, hbm = fixed + steps * step, fixed + l2_us(c, case, loaded), exchange + hbm_us(c, case)
     gpc = fixed + gpc_us(c, case, x, bm, case.k / split, split)
     return c["machine.launch_us"] + kn * longest(p, chain, l2, gpc, hbm)
@@ -253,7 +265,8 @@ def mma_cpasync(x: Columns, case: Case, c: Constants) -> Array:
     once = c["machine.launch_us"] + np.where(split > 1, c[f + "cluster_launch_us"] * np.log2(split), 0.0)
     l2 = l2_us(c, case, ctas * (bm + bn) * 2 * case.k / split)
     gpc = np.where(split > 1, 0.0, gpc_us(c, case, x, bm, case.k, 1))
-    return once + longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
+    parts = longest(p, chain, fixed + queue * steps * work, fixed + l2, fixed + gpc, hbm_us(c, case))
+    return once + missing_rows(x, case, bm, MISSING_ROWS_COPY) * parts
 
 
 def mma_ldg(x: Columns, case: Case, c: Constants) -> Array:

@@ -49,7 +49,7 @@ class Filter:
         """In the manifest's order."""
         family = families[self.family]
         for plan in plans(family):
-            if plan.b_layout in self.layouts and all(plan.knobs[name] in v for name, v in self.knobs.items()):
+            if plan.b_layout in self.layouts and all(plan.knob(name) in v for name, v in self.knobs.items()):
                 yield render(family, plan)
 
 

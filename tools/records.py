@@ -304,6 +304,10 @@ class Plan(Record):
     def label(self) -> str:
         return f"{self.family}/{self.b_layout}[" + " ".join(f"{k}={v}" for k, v in self.knobs.items()) + "]"
 
+    def knob(self, name: str) -> int:
+        """Its value: 0 where the plan does not name it (``Knob.optional``)."""
+        return self.knobs.get(name, 0)
+
 
 @lru_cache(maxsize=1 << 16)
 def _plan_id(family: str, revision: int, b_layout: str, knobs: tuple[tuple[str, int], ...]) -> str:
@@ -348,6 +352,14 @@ class Knob(Record):
     doc: str
     #: A run-time knob only changes launch arguments: it is no macro, so plans that differ in it share one cubin.
     runtime: bool = False
+    #: A plan in which it is 0 does not name it: plans from before the knob was added stay what they were.
+    optional: bool = False
+
+    @model_validator(mode="after")
+    def _may_be_zero(self) -> Self:
+        if self.optional and 0 not in self.values:
+            raise ValueError("an optional knob has 0 among its values, for plans that do not name it")
+        return self
 
 
 class Family(Record):

@@ -81,5 +81,6 @@ def _defines(families: Mapping[str, Family], plan: Plan) -> str:
     """As tools.families.render writes them; run-time knobs change launch arguments only."""
     family = families.get(plan.family)
     knobs = family.knobs if family else {}
-    macros = {name: value for name, value in plan.knobs.items() if name not in knobs or not knobs[name].runtime}
+    values = plan.knobs | {name: plan.knob(name) for name, knob in knobs.items() if knob.optional}
+    macros = {name: value for name, value in values.items() if name not in knobs or not knobs[name].runtime}
     return "".join(f"#define {n} {v}\n" for n, v in {**macros, "B_NK": int(plan.b_layout == "nk")}.items())

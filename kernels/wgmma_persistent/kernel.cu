@@ -10,7 +10,9 @@
 // in pieces of 16 rows, so the epilogue needs no barrier above the warp. A cluster of CLUSTER_M x CLUSTER_N CTAs works
 // on as many neighbouring tiles: A is multicast along N and B along M, each CTA fetching its share, and empty[s] then
 // counts the warps of every CTA that the stage was sent to. Tails cost no code: TMA fills what is out of bounds with
-// zeros (and counts it as bytes), and clips what is stored. B is N x K (B_NK), or K x N and fetched 64 columns at a time.
+// zeros (and counts it as bytes), and clips what is stored. But they cost time, as in wgmma_tile; with RAGGED boxes of A
+// have no more rows than A, and its last tile begins BM rows before the end. B is N x K (B_NK), or K x N and fetched 64
+// columns at a time.
 #include "ptx.cuh"
 #include "wgmma_atoms.cuh"
 
@@ -77,9 +79,13 @@ struct Raster {
 struct Cta {
   u32 smem, rank_m, rank_n;
   int first, stride;  // in tiles of a cluster
+  int rows;           // M, with RAGGED
   Barriers bar;
 
-  __device__ __forceinline__ int row(int tile_m) const { return (tile_m * CLUSTER_M + (int)rank_m) * BM; }
+  __device__ __forceinline__ int row(int tile_m) const {
+    const int whole = (tile_m * CLUSTER_M + (int)rank_m) * BM;
+    return RAGGED ? min(whole, max(rows - BM, 0)) : whole;
+  }
   __device__ __forceinline__ int column(int tile_n) const { return (tile_n * CLUSTER_N + (int)rank_n) * BN; }
 };
 
@@ -92,6 +98,7 @@ DEVICE void load(u32 dst, const TensorMap* map, int x, int y, u32 bar, u32 mask)
 DEVICE void produce(const TensorMap* map_a, const TensorMap* map_b, int k_blocks, const Raster& raster, const Cta& cta) {
   const u32 row_mask = (CLUSTER_N > 1 ? 1 | 1 << CLUSTER_M : 1) << cta.rank_m;         // CTAs with our rows of A
   const u32 column_mask = ((1 << CLUSTER_M) - 1) << (cta.rank_n * CLUSTER_M);          // CTAs with our columns of B
+  const u32 arriving = RAGGED ? min(BM, cta.rows) * (BK * 2) + B_BYTES : STAGE_BYTES;
   Ring ring{0, 1};
   for (int t = cta.first; t < raster.tiles; t += cta.stride) {
     int tile_m, tile_n;
@@ -102,7 +109,7 @@ DEVICE void produce(const TensorMap* map_a, const TensorMap* map_b, int k_blocks
       const u32 bar = cta.bar.full + 8 * ring.stage, a = cta.smem + ring.stage * STAGE_BYTES, b = a + A_BYTES;
       const int k0 = kb * BK;
       mbar_wait(cta.bar.empty + 8 * ring.stage, ring.parity);
-      mbar_expect(bar, STAGE_BYTES);
+      mbar_expect(bar, arriving);
       load<(CLUSTER_N > 1)>(a + cta.rank_n * (A_ROWS * BK * 2), map_a, k0, m0, bar, row_mask);
       if constexpr (B_NK) {
         constexpr int ROWS = BN / CLUSTER_M;
@@ -213,16 +220,18 @@ DEVICE void consume(const TensorMap* map_c, int k_blocks, const Raster& raster, 
   tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
 }
 
+// hints: C is the first to leave L2 (bit 0); above it M, with RAGGED.
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS)
     hgemm(const __grid_constant__ TensorMap map_a, const __grid_constant__ TensorMap map_b,
-          const __grid_constant__ TensorMap map_c, int k_blocks, int evict, int tiles, int strip_tiles, int group,
+          const __grid_constant__ TensorMap map_c, int k_blocks, int hints, int tiles, int strip_tiles, int group,
           int full_strips, int last_group, int along_n, u64 inv_strip, u64 inv_group, u64 inv_last) {
   extern __shared__ __align__(1024) char shared[];
   const Raster raster{tiles, strip_tiles, group, full_strips, last_group, along_n, inv_strip, inv_group, inv_last};
   const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
   const u32 smem = smem_addr(shared), barriers = smem + BARRIER_OFFSET;
-  const Cta cta{smem, rank % CLUSTER_M, rank / CLUSTER_M, (int)blockIdx.x / CLUSTER, (int)gridDim.x / CLUSTER,
+  const int evict = RAGGED ? hints & 1 : hints, rows = RAGGED ? hints >> 1 : 0;
+  const Cta cta{smem, rank % CLUSTER_M, rank / CLUSTER_M, (int)blockIdx.x / CLUSTER, (int)gridDim.x / CLUSTER, rows,
                 {barriers, barriers + 8 * STAGES, barriers + 16 * STAGES}};
 
   if (threadIdx.x == 0) {

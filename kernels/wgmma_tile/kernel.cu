@@ -8,7 +8,10 @@
 // empty[s] that the warps of its group have read it. If several slices or CTAs have a part of K, each owns a range of columns:
 // all send it their partial sums (st.async, counted by an mbarrier, if there is a cluster), and it adds them first slice to last,
 // so that the result does not depend on timing. A slice without any steps sends zeros. Tails: the loads fill K with zeros; rows
-// and columns outside the matrices are zeros (TMA) or repeat the last ones (cp.async), and are not stored.
+// and columns outside the matrices are zeros (TMA) or repeat the last ones (cp.async), and are not stored. Rows that are not there
+// cost more than rows that are, up to twice the time, wherever they are fetched from: with RAGGED none is. Boxes of A, and copies,
+// have no more rows than A; if it has more than a tile, the last tile begins BM rows before the end, and what it shares with the
+// one before comes out of both alike, bit for bit.
 #pragma nv_diag_suppress 177  // the headers have more than this kernel uses
 #include "ptx.cuh"
 #include "slice_sum.cuh"
@@ -27,6 +30,8 @@ constexpr u32 A_BYTES = BM * BK * 2, STAGE_BYTES = A_BYTES + BN * BK * 2, RING_B
 // After the ring, what the other slices send, or, if there are none, the tile on its way to C.
 constexpr u32 INBOX_BYTES = SLICES * BM * BN * 4 + 16, OUT_BYTES = PARTS > 1 ? INBOX_BYTES : BM * BN * 2;
 constexpr u32 BARRIER_OFFSET = RING_BYTES + OUT_BYTES, SMEM_BYTES = BARRIER_OFFSET + 2 * STAGES * 8;
+DEVICE u32 box_rows(u32 M) { return RAGGED ? min(u32(BM), M) : BM; }
+DEVICE u32 first_row(u32 tile, u32 M) { return RAGGED ? min(tile * BM, M - box_rows(M)) : tile * BM; }
 using PartialTiles = Inbox<SLICES * BM, BN>;  // [warpgroup][sender][chunk][thread of the warpgroup][4]
 constexpr u32 CHUNK_BYTES = 128 * 16;         // a chunk of a warpgroup's 64 rows, four floats a thread
 static_assert(SMEM_BYTES <= 232448 && sizeof(PartialTiles) == INBOX_BYTES, "shared memory of a block");
@@ -44,13 +49,14 @@ struct Steps {
 };
 
 // ---- TMA ----
-DEVICE void load_by_tma(const TensorMap* map_a, const TensorMap* map_b, u32 ring, const Barriers& bar, u32 m0, u32 n0, const Steps& steps) {
+DEVICE void load_by_tma(const TensorMap* map_a, const TensorMap* map_b, u32 ring, const Barriers& bar, u32 m0, u32 n0, u32 M, const Steps& steps) {
+  const u32 arriving = (box_rows(M) + BN) * BK * 2;  // bytes of a stage
   u32 stage = 0, parity = 1;
 #pragma unroll 1
   for (u32 i = 0, k = steps.first; i < steps.count; i++, k += Steps::STRIDE) {
     const u32 full = bar.full + 8 * stage, a = ring + stage * STAGE_BYTES, b = a + A_BYTES;
     if (i >= STAGES) mbar_wait(bar.empty + 8 * stage, parity);
-    mbar_expect(full, STAGE_BYTES);
+    mbar_expect(full, arriving);
 #pragma unroll
     for (u32 j = 0; j < BK / 64; j++) tma_load(a + j * BM * 128, map_a, k + j * 64, m0, full);
     if constexpr (B_NK) {
@@ -79,10 +85,11 @@ DEVICE const fp16* opaque(const fp16* p) {
 // the 128-byte swizzle. All addresses are inside the operands; k past the edge are zeros on both sides.
 struct Copier {
   const fp16 *a[BM / 16], *b[B_NK ? BN / 16 : BN / 64];  // rows of A and of B (N x K) at k = 0; columns of B (K x N)
-  u32 N, K, row, column, to;
+  u32 N, K, row, column, to, copies_a;  // copies_a: so many of our rows of A are there
 
   __device__ __forceinline__ Copier(const fp16* A, const fp16* B, u32 m0, u32 n0, u32 M, u32 N, u32 K, u32 thread)
-      : N(N), K(K), row(thread / 8), column(thread % 8 * 8), to(row * 128 + (thread % 8 ^ row % 8) * 16) {
+      : N(N), K(K), row(thread / 8), column(thread % 8 * 8), to(row * 128 + (thread % 8 ^ row % 8) * 16),
+        copies_a((box_rows(M) + 15 - row) / 16) {
 #pragma unroll
     for (u32 i = 0; i < BM / 16; i++) a[i] = opaque(A + size_t(min(m0 + row + i * 16, M - 1)) * K);
     if constexpr (B_NK) {
@@ -99,7 +106,7 @@ struct Copier {
     const bool inside = k0 + column < K;
     const u32 k = inside ? k0 + column : 0;
 #pragma unroll
-    for (u32 i = 0; i < BM / 16; i++) cp_async_16(stage + to + i * 2048, a[i] + k, inside);
+    for (u32 i = 0; i < BM / 16; i++) cp_async_16(stage + to + i * 2048, a[i] + k, inside && (!RAGGED || i < copies_a));
     if constexpr (B_NK) {
 #pragma unroll
       for (u32 i = 0; i < BN / 16; i++) cp_async_16(stage + A_BYTES + to + i * 2048, b[i] + k, inside);
@@ -166,8 +173,7 @@ DEVICE void multiply(float (&acc)[BN / 2], u32 ring, const Barriers& bar, u32 co
 // pass through the warp's own `scratch`, chunks PITCH bytes apart, rows of a chunk permuted so that no banks conflict.
 template <u32 COUNT, u32 PITCH>
 DEVICE void store_rows(const float (&d)[COUNT * 4], unsigned char* scratch, const OutputTile& tile, u32 row, u32 column, u32 lane) {
-  static_assert((COUNT & (COUNT - 1)) == 0, "a power of two");
-  constexpr u32 WIDE = COUNT < 8 ? COUNT : 8, SPREAD = 8 / WIDE;
+  constexpr u32 WIDE = COUNT % 8 == 0 ? 8 : COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1, SPREAD = 8 / WIDE;
   if constexpr (COUNT == 1) {
 #pragma unroll
     for (u32 h = 0; h < 2; h++) *reinterpret_cast<u32*>(scratch + (lane / 4 + h * 8) * 16 + lane % 4 * 4) = pack_half2(d[h * 2], d[h * 2 + 1]);
@@ -230,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   auto& inbox = *reinterpret_cast<PartialTiles*>(shared + RING_BYTES);  // only there if PARTS > 1
   const u32 warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32, ring = smem_addr(shared);
   const u32 tile_m = RASTER_BLOCK ? blockIdx.y : blockIdx.x, tile_n = RASTER_BLOCK ? blockIdx.z * gridDim.x + blockIdx.x : blockIdx.y;
-  const u32 m0 = tile_m * BM, n0 = tile_n * BN, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
+  const u32 m0 = first_row(tile_m, M), n0 = tile_n * BN, rank = CLUSTER_K > 1 ? blockIdx.z : 0;
   const Barriers bar{ring + BARRIER_OFFSET, ring + BARRIER_OFFSET + 8 * STAGES};
   const Steps steps{rank * BK, ((K + BK - 1) / BK + CLUSTER_K - 1 - rank) / CLUSTER_K};
   const bool loads = warp >= CONSUMERS / 32;
@@ -258,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   float acc[BN / 2] = {};
   if (loads) {
     if constexpr (!LOADER) load_by_copies(copier, ring, bar, steps);
-    else if (lane == 0) load_by_tma(&map_a, &map_b, ring, bar, m0, n0, steps);
+    else if (lane == 0) load_by_tma(&map_a, &map_b, ring, bar, m0, n0, M, steps);
     __syncwarp();
   } else {
     multiply(acc, ring, bar, steps.count, slice, wg_row, lane);

@@ -35,7 +35,7 @@ def knob_table(worse: Variant, better: Variant, names: tuple[str, str]) -> list[
     assert worse.plan is not None and better.plan is not None
     rows: list[tuple[str, object, object]] = [("b_layout", worse.b_layout, better.b_layout)]
     rows += [
-        (name, worse.plan.knobs.get(name, "-"), better.plan.knobs.get(name, "-"))
+        (name, worse.plan.knob(name), better.plan.knob(name))
         for name in dict.fromkeys((*better.plan.knobs, *worse.plan.knobs))
     ]
     differ = [row for row in rows if row[1] != row[2]]

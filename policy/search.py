@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from memory.shortlist import Measured, expected
 from policy.base import PolicyError, PolicyRequest, Trial
+from policy.partial_record import likely_recorded
 from policy.settings import PolicySettings
 from policy.surrogate import choose
 from tools.device import DeviceBroken
@@ -138,9 +139,9 @@ class SearchPolicy:
         first = [] if trials else leaders(ranking)
         open_ids = {plan.plan_id for plan in unseen}
         if any(trial.status is Status.NOT_RECORDED for trial in trials):
-            # A record that does not hold all plans of a shape holds those that the model ranks first.
             seeds = seed_plans(plans, task, request.device, MODEL_FIRST, self._constants(task))
-            likely = [plan for plan in seeds if plan.plan_id in open_ids]
+            held = likely_recorded(plans, seeds, trials, _near(recorded, task), self._families)
+            likely = [plan for plan in held if plan.plan_id in open_ids]
             if len(likely) >= wanted:
                 open_ids = {plan.plan_id for plan in likely}
             else:
@@ -152,11 +153,8 @@ class SearchPolicy:
         """Of all plans, before any was tried here: the same in every turn."""
         task = request.task
         if task.task_id not in self._rankings:
-            try:
-                near, constants = recorded.near(task), self._constants(task)
-                found = expected(plans, task, request.device, near, constants, measured_on=recorded.gpu)
-            except DeviceBroken as error:
-                raise PolicyError(f"{error}; --set policy.prior=model searches without records") from error
+            near, constants = _near(recorded, task), self._constants(task)
+            found = expected(plans, task, request.device, near, constants, measured_on=recorded.gpu)
             known = {one.plan.plan_id for one in found}
             unknown = [Ranked(plan, None) for plan in plans if plan.plan_id not in known]
             self._rankings[task.task_id] = [*(Ranked(one.plan, one.time_us) for one in found), *unknown]
@@ -164,6 +162,13 @@ class SearchPolicy:
 
     def _constants(self, task: Task) -> Constants | None:
         return self._constants_of(task) if self._constants_of else None
+
+
+def _near(recorded: Recorded, task: Task) -> Sequence[Measured]:
+    try:
+        return recorded.near(task)
+    except DeviceBroken as error:
+        raise PolicyError(f"{error}; --set policy.prior=model searches without records") from error
 
 
 def sampling_seed(request: PolicyRequest) -> int:

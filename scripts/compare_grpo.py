@@ -27,7 +27,17 @@ sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
 from training.card import Stage  # noqa: E402
-from training.proof import ALL_SEARCHES, SEARCHES, cells_of, package, row_words, tables_of, write_evaluation  # noqa: E402
+from training.proof import (  # noqa: E402
+    ALL_SEARCHES,
+    SEARCHES,
+    cells_of,
+    kept_optima,
+    optima_of,
+    package,
+    row_words,
+    tables_of,
+    write_evaluation,
+)
 from training.shelf import PARTS  # noqa: E402
 from training.splits import asked_splits  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
@@ -257,7 +267,13 @@ class Comparison(Stages):
         cells = cells_of(files)
         if without := [row for row in self.rows(players) if row != ALL_SEARCHES and row not in cells]:
             print(f"nothing was played by {', '.join(without)}", file=sys.stderr)
-        tables, document = tables_of(cells, record, ["all", *asked_splits(self.given.split)], self.budgets)
+        if not cells:
+            raise Failed(f"{self.out} holds nothing that was played at shapes of {record}")
+        if self.given.tell and self.given.source is not None:
+            optima = optima_of(cells, record)
+        else:
+            optima = kept_optima(self.out / "evaluate" / "optima.json", cells, record, is_new=not self.given.tell)
+        tables, document = tables_of(cells, optima, ["all", *asked_splits(self.given.split)], self.budgets)
         if not tables:
             raise Failed(f"{self.out} holds nothing that was played at shapes of {record}")
         write_evaluation(self.out, tables, document)

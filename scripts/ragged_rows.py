@@ -1,10 +1,15 @@
-"""What rows cost that are not there: the same plan at M rows and at whole tiles of them, from a record file.
+"""What rows cost that are not there, from a record file: the same plan at M rows and at whole tiles of them, and with
+RAGGED and without at the same shapes.
 
     python scripts/ragged_rows.py [RECORD_FILE] [--rows 33] [--whole 64]
 
 For each way of fetching A: a plan's time at M = --rows over its time at M = --whole, least, median and most, at the
 shapes with the same N and K that it was timed at both (offline, screen budget). More rows are more work, so below 1 is
 what one expects. Then, by N and K, that of the plan that is quickest at --whole.
+
+The last table is over all recorded shapes that the knob is for, whatever --rows: the time without it over that with it,
+and by least squares what rows that are not there add, as a part of the time for their part of the tiles' rows. Pairs
+count by the cube of how near the better one comes to the best of its shape: tools/model_terms.py, MISSING_ROWS_….
 """
 
 from __future__ import annotations
@@ -13,12 +18,13 @@ import argparse
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tools.device import DeviceBroken
 from tools.families import accepted_plans, load_families
 from tools.hgemm import hgemm
+from tools.model_terms import FEW_ROWS
 from tools.records import Family, Plan, Task
 from tools.replay import ReplayDevice
 
@@ -60,6 +66,30 @@ def main() -> None:
     print(f"\n| N x K | us at {given.rows} | us at {given.whole} | ratio | the quickest plan at {given.whole} |")
     print("|---|---|---|---|---|")
     print("\n".join(line for _, line in sorted(rows, reverse=True)))
+    print_pairs(device, families, known.values())
+
+
+def print_pairs(device: ReplayDevice, families: Mapping[str, Family], tasks: Iterable[Task]) -> None:
+    """Plans with RAGGED against the same without, where both were timed."""
+    pairs: dict[str, list[tuple[float, float, float]]] = defaultdict(list)  # missing part, ratio, weight
+    for task in tasks:
+        timed = times_us(device, families, task) if task.dims["M"] % 64 and task.dims["M"] <= FEW_ROWS else {}
+        best_us = min((time_us for _, time_us in timed.values()), default=0.0)
+        for plan, with_us in timed.values():
+            twin = plan.model_copy(update={"knobs": {k: v for k, v in plan.knobs.items() if k != "RAGGED"}})
+            if plan.knob("RAGGED") and twin.plan_id in timed:
+                rows, without_us = plan.knobs["BM"], timed[twin.plan_id][1]
+                part = 1 - task.dims["M"] / (-(-task.dims["M"] // rows) * rows)
+                weight = (best_us / min(with_us, without_us)) ** 3
+                pairs[fetched(plan)].append((part, without_us / with_us, weight))
+    if pairs:
+        print("\n| A is fetched by | pairs | without / with RAGGED: least, median, most | cost of missing rows |")
+        print("|---|---|---|---|")
+    for name, found in sorted(pairs.items()):
+        ratios = [ratio for _, ratio, _ in found]
+        cost = sum(w * part * (r - 1) for part, r, w in found) / sum(w * part * part for part, _, w in found)
+        spread = f"{min(ratios):.2f}, {statistics.median(ratios):.2f}, {max(ratios):.2f}"
+        print(f"| {name} | {len(found)} | {spread} | {cost:.2f} |")
 
 
 def times_us(device: ReplayDevice, families: Mapping[str, Family], task: Task) -> dict[str, tuple[Plan, float]]:

@@ -23,7 +23,16 @@ sys.path.insert(0, str(ROOT))
 
 from tools.replay import default_path  # noqa: E402
 from training.card import Stage  # noqa: E402
-from training.proof import ADAPTER_BYTES, ALL_SEARCHES, cells_of, package, row_words, tables_of, write_evaluation  # noqa: E402
+from training.proof import (  # noqa: E402
+    ADAPTER_BYTES,
+    ALL_SEARCHES,
+    cells_of,
+    optima_of,
+    package,
+    row_words,
+    tables_of,
+    write_evaluation,
+)
 from training.shelf import PARTS  # noqa: E402
 from training.stages import Failed, Stages, file_name, ran  # noqa: E402
 
@@ -147,7 +156,8 @@ class Recipe(Stages):
         given = self.given
         files = {row: self.out / "evaluate" / f"{file_name(row)}.jsonl" for row in self.rows()}
         record = given.source or default_path()
-        tables, document = tables_of(cells_of(files), record, given.split.split(","), self.scale.budgets)
+        cells = cells_of(files)
+        tables, document = tables_of(cells, optima_of(cells, record), given.split.split(","), self.scale.budgets)
         write_evaluation(self.out, tables, document)
         told = [
             Stage(name, one["seconds"], self.shown(one["words"], given.base, given.source))

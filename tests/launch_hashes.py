@@ -15,12 +15,14 @@ from tools.launching import accepts, resolve
 from tools.records import Variant, content_hash
 
 PATH = Path(__file__).parent / "data" / "launch_hashes.json"
-#: Every plan takes two of these: large, with tails in all dimensions, few rows, deep; and tall ones, for RASTER_BLOCK.
+#: Every plan takes two of these: large, with tails in all dimensions, few rows, deep; tall ones, for RASTER_BLOCK; one
+#: more of few rows that fill no tile, for RAGGED, and two for tiles of 192 rows.
 SHAPES = tuple(
     hgemm(*dims)
     for dims in (
         *((4096, 4096, 4096), (200, 328, 1048), (64, 4096, 4096), (64, 128, 16384), (512, 512, 512)),
         *((904, 384, 648), (1032, 192, 2048), (904, 360, 1048), (904, 136, 1048), (904, 264, 1048), (1032, 288, 2048)),
+        *((100, 520, 1048), (1544, 136, 648), (2048, 256, 648)),
     )
 )
 #: Of an H200; the occupancies are stand-ins, that of a cooperative launch what an H200 offers one without clusters.

@@ -22,7 +22,7 @@ from tools.hgemm import hgemm
 from tools.record_file import RecordReader
 from training.errors import TrainingError
 from training.evaluate import Cell
-from training.proof import OF_PRUNED, package, tables_of
+from training.proof import OF_PRUNED, optima_of, package, tables_of
 from training.rows import read_rows
 from training.shelf import Shelf
 from training.stages import Failed, Stages
@@ -91,7 +91,7 @@ def test_pruned_shapes_have_a_table_of_their_own(record: Path, monkeypatch: pyte
         ]
         for name, ratio, quota in (("search", 0.4, 0), ("shortlist", 0.5, 0), ("sft", 0.5, 1), ("turn", 0.6, 1))
     }
-    tables, document = tables_of(cells, record, ["all"], [1])
+    tables, document = tables_of(cells, optima_of(cells, record), ["all"], [1])
     assert list(tables) == [
         "all: 1 shapes with a known optimum",
         "all: 1 pruned shapes, against the best that is recorded",
@@ -279,6 +279,24 @@ def test_where_nothing_was_played_nothing_is_told(played: Path) -> None:
     mistyped = played.parent / "mistyped"
     refused(run(mistyped, "--sft", played / "sft", "--tell"), "mistyped holds nothing that was played")
     assert not mistyped.exists()
+
+
+def test_what_was_played_is_told_against_the_record_that_it_was_played_on(played: Path, tmp_path: Path) -> None:
+    """A record that grows, or families that do, must not move a table that documents quote."""
+    kept = played / "evaluate" / "optima.json"
+    document = json.loads(kept.read_text())
+    first = tell(played)
+    assert first.returncode == 0, first.stderr
+    of = next(one for one in document["shapes"] if one["is_complete"])
+    of["best"] *= 2
+    kept.write_text(json.dumps(document))
+    assert tell(played).stdout != first.stdout
+    kept.write_text('{"device"')
+    refused(tell(played), "optima.json cannot be used")
+    kept.unlink()
+    again = tell(played)
+    assert again.returncode == 0 and kept.is_file(), "of today's record"
+    assert tell(played).stdout == again.stdout
 
 
 @pytest.mark.parametrize(

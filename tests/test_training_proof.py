@@ -19,7 +19,7 @@ from tools.hgemm import hgemm
 from training.card import Run, Stage, card
 from training.evaluate import Cell
 from training.evaluate_cache import appending, read_cells
-from training.proof import SEARCHES, cells_of, tables_of, write_evaluation
+from training.proof import SEARCHES, cells_of, optima_of, tables_of, write_evaluation
 from training.splits import split_of
 
 
@@ -89,7 +89,7 @@ def test_a_budget_is_told_by_no_cell_of_fewer_evaluations(record: Path, tmp_path
             file.add(cell(name, (0.1,) * 4, quota, other))
     cells = cells_of(files)
     assert {name: [one.budget for one in own] for name, own in cells.items()} == {"search": [8, 4], "sft": [8, 4]}
-    _, document = tables_of(cells, record, ["heldout", "off_grid"], [4, 8])
+    _, document = tables_of(cells, optima_of(cells, record), ["heldout", "off_grid"], [4, 8])
     for row in document["heldout"]["search"]:
         assert row["regret"]["8"]["mean"] < row["regret"]["4"]["mean"]
     for row in document["off_grid"]["search"]:
@@ -120,7 +120,7 @@ def test_tables_are_of_each_split_and_compare_models_with_the_list_and_with_imit
         "sft": [cell("sft", (0.7,), 1, task_of["heldout"]), cell("sft", (0.7,), 1, task_of["off_grid"])],
         "sft + grpo": [cell("sft + grpo", (0.8,), 1, task_of["heldout"])],
     }
-    tables, document = tables_of(cells, record, ["heldout", "off_grid"], [1])
+    tables, document = tables_of(cells, optima_of(cells, record), ["heldout", "off_grid"], [1])
     write_evaluation(tmp_path, tables, document)
     assert list(tables) == [
         "heldout: 1 shapes with a known optimum",

@@ -11,6 +11,7 @@ from typing import Any
 
 from policy.settings import LOCAL_QUOTA
 from tools.families import load_families
+from tools.records import Record, Task
 from tools.replay import ReplayDevice
 from training.card import Run, Stage, card
 from training.errors import TrainingError
@@ -53,20 +54,58 @@ def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
     return {policy: list(own.values()) for policy, own in found.items()}
 
 
+class Optimum(Record):
+    task: Task
+    best: float
+    is_complete: bool
+
+
+class Optima(Record):
+    """The best that was recorded at each shape that was played, and whether every plan was."""
+
+    device: str
+    shapes: tuple[Optimum, ...]
+
+
+def optima_of(cells: Mapping[str, Sequence[Cell]], record: Path) -> Optima:
+    """Raises DeviceBroken for a record that cannot be read."""
+    played = {cell.task_id for own in cells.values() for cell in own}
+    device = ReplayDevice(record)
+    try:
+        tasks = [task for task in device.records.tasks() if task.task_id in played]
+        shapes = shapes_of(Shelf(device.records, load_families()), tasks)
+        found = tuple(Optimum(task=s.task, best=s.best, is_complete=s.is_complete) for s in shapes)
+        return Optima(device=device.info.label, shapes=found)
+    finally:
+        device.close()
+
+
+def kept_optima(path: Path, cells: Mapping[str, Sequence[Cell]], record: Path, is_new: bool) -> Optima:
+    """As ``path`` has them, which lies beside the cells: a record that has grown since, or families that have, must not
+    move what was played before. It is made where there is none, or anew where something was played. Raises
+    TrainingError for a damaged one."""
+    if is_new or not path.is_file():
+        found = optima_of(cells, record)
+        with replacing(path) as new:
+            new.write_text(found.to_json() + "\n", encoding="utf-8")
+        return found
+    try:
+        return Optima.from_json(path.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise TrainingError(
+            f"{path} cannot be used ({reason}): get it again, or delete it for today's record"
+        ) from error
+
+
 def tables_of(
-    cells: Mapping[str, Sequence[Cell]], record: Path, splits: Sequence[str], budgets: Sequence[int]
+    cells: Mapping[str, Sequence[Cell]], optima: Optima, splits: Sequence[str], budgets: Sequence[int]
 ) -> tuple[dict[str, str], dict[str, Any]]:
     """Markdown by what it is of, and the same as a document. Differences from the search, from the list of the prompts
     alone, and from the adapter without reinforcement learning. Pruned shapes have a table of their own: their optimum
     is not known, and the best that is recorded stands for it; nothing is compared with the search there."""
-    device = ReplayDevice(record)
-    try:
-        played = {cell.task_id for own in cells.values() for cell in own}
-        tasks = [task for task in device.records.tasks() if task.task_id in played]
-        shapes = shapes_of(Shelf(device.records, load_families()), tasks)
-        document: dict[str, Any] = {"device": device.info.label, "budgets": list(budgets)}
-    finally:
-        device.close()
+    shapes = [Shape(one.task, {"best": one.best}, one.is_complete) for one in optima.shapes]
+    document: dict[str, Any] = {"device": optima.device, "budgets": list(budgets)}
     tables = {}
     for split in splits:
         mine = [shape for shape in shapes if split in ("all", split_of(shape.task))]

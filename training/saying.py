@@ -48,7 +48,8 @@ def difference(before: Plan, after: Plan) -> str:
     """What one changes to get from one plan to the other."""
     if before.family != after.family:
         return named(after)
-    changed = [f"{k}={v}" for k, v in after.knobs.items() if before.knobs.get(k) != v]
+    names = dict.fromkeys((*after.knobs, *before.knobs))
+    changed = [f"{k}={after.knob(k)}" for k in names if before.knob(k) != after.knob(k)]
     if before.b_layout != after.b_layout:
         changed.insert(0, after.b_layout)
     return " ".join(changed) or "the same plan"

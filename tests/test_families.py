@@ -280,3 +280,57 @@ def test_includes_that_cannot_be(name: str, tmp_path: Path) -> None:
 
 def test_a_source_that_is_not_text(tmp_path: Path) -> None:
     assert "is not a text file" in refusal(tmp_path, MANIFEST, b"\xff\xfe\x00")
+
+
+# --- optional knobs -----------------------------------------------------------------------------------------------
+
+
+def with_optional(**changes: Any) -> dict[str, Any]:
+    """MANIFEST with a knob that came later."""
+    launch = MANIFEST["launch"]
+    first = {**launch["launches"][0], "args": ["A", "B", "C", {"i32": "ORDER + 2 * LATER"}]}
+    later = {"values": [0, 1], "doc": "came later", "optional": True, **changes}
+    knobs = {**MANIFEST["knobs"], "LATER": later}
+    return {**MANIFEST, "knobs": knobs, "launch": {**launch, "launches": [first]}}
+
+
+def test_plans_from_before_an_optional_knob_are_what_they_were(tmp_path: Path) -> None:
+    before = load_family(write(tmp_path / "before", MANIFEST))
+    after = load_family(write(tmp_path / "after", with_optional()))
+    old, new = list(plans(before)), list(plans(after))
+    assert [plan for plan in new if "LATER" not in plan.knobs] == old and len(new) == 2 * len(old)
+    assert {plan.plan_id for plan in old} <= {plan.plan_id for plan in new}
+    assert all(plan.knobs["LATER"] == plan.knob("LATER") == 1 for plan in new if plan not in old)
+
+
+def test_a_plan_that_does_not_name_an_optional_knob_is_rendered_with_0(tmp_path: Path) -> None:
+    family = load_family(write(tmp_path, with_optional()))
+    by_value = {plan.knob("LATER"): render(family, plan) for plan in plans(family)}
+    for value, variant in by_value.items():
+        assert f"#define LATER {value}\n" in variant.source and variant.launch.constants["LATER"] == value
+
+
+def test_an_optional_knob_may_be_left_out_of_a_call_or_be_0(tmp_path: Path) -> None:
+    family = load_family(write(tmp_path, with_optional()))
+    knobs = {"BM": 64, "STAGES": 2, "ORDER": 0}
+    named = validate_plan(family, "nk", {**knobs, "LATER": 0})
+    assert named == validate_plan(family, "nk", knobs) and "LATER" not in named.knobs
+    assert validate_plan(family, "nk", {**knobs, "LATER": 1}).knobs["LATER"] == 1
+    with pytest.raises(ManifestError, match="LATER is one of 0, 1, not 2"):
+        validate_plan(family, "nk", {**knobs, "LATER": 2})
+    with pytest.raises(ManifestError, match="lacks ORDER"):
+        validate_plan(family, "nk", {"BM": 64, "STAGES": 2, "LATER": 1})
+
+
+def test_an_optional_knob_has_0_among_its_values(tmp_path: Path) -> None:
+    assert "an optional knob has 0 among its values" in refusal(tmp_path, with_optional(values=[1, 2]))
+
+
+def test_constraints_and_filters_see_an_optional_knob_of_any_plan(tmp_path: Path) -> None:
+    from tools.plan_filters import Filter
+
+    family = load_family(write(tmp_path, {**with_optional(), "constraints": ["LATER == 0 or BM == 64"]}))
+    assert {plan.knobs["BM"] for plan in plans(family) if plan.knob("LATER")} == {64}
+    families = {family.name: family}
+    of_value = {v: len(list(Filter.parse(f"fam LATER={v}", families).variants(families))) for v in ("0", "1", "0,1")}
+    assert of_value == {"0": 24, "1": 8, "0,1": 32}

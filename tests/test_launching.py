@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools.families import load_families, plans, render
+from tools.families import accepted_plans, load_families, plans, render
 from tools.hgemm import hgemm
 from tools.launching import (
     MAX_SMEM_BYTES,
@@ -282,3 +282,30 @@ def test_a_resolved_map_never_reaches_past_its_tensor(m: int, k: int, box_m: int
     last = sum((d - 1) * s for d, s in zip(arg.value.dims, (2, *arg.value.stride_bytes), strict=True))
     assert last + 2 <= 2 * m * k
     assert all(s % 16 == 0 for s in arg.value.stride_bytes)
+
+
+def test_with_ragged_no_box_is_taller_than_the_operand_and_tiles_cover_it() -> None:
+    """Few rows that fill no tile: of A nothing past the last one is fetched. Without it boxes are whole tiles."""
+    seen = set[str]()
+    for family in load_families().values():
+        if "RAGGED" not in family.knobs:
+            continue
+        for plan in plans(family):
+            variant = render(family, plan)
+            for m in (1, 33, 100, 264, 500):
+                task = hgemm(m, 1024, 1024)
+                if accepts(variant, task) is not None:
+                    continue
+                seen.add(f"{family.name} {plan.knob('RAGGED')}")
+                (launch,) = resolve(variant, task, 132, lambda *_: (1, 66)).launches
+                box = next(a.value.box for a in launch.args if a.kind == "tensor_map" and a.value.tensor == "A")
+                rows = plan.knobs["BM"] // plan.knobs.get("CLUSTER_N", 1)
+                assert box[1] == (min(rows, m) if plan.knob("RAGGED") else rows), plan.label
+    assert seen == {f"{name} {value}" for name in ("wgmma_tile", "wgmma_persistent") for value in (0, 1)}
+
+
+def test_ragged_is_for_few_rows_that_fill_no_tile() -> None:
+    families = load_families()
+    for m, is_ragged in ((33, True), (500, True), (64, False), (192, False), (1000, False)):
+        found = [v for v in accepted_plans(families, hgemm(m, 1024, 1024)) if v.plan and v.plan.knob("RAGGED")]
+        assert bool(found) == is_ragged, m

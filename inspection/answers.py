@@ -356,7 +356,8 @@ def _knobs(a: Variant, b: Variant) -> list[tuple[str, str, str]]:
         return []
     names = dict.fromkeys((*a.plan.knobs, *b.plan.knobs))
     rows: list[tuple[str, str, str]] = [("b_layout", a.b_layout, b.b_layout)]
-    rows += [(name, str(a.plan.knob(name)), str(b.plan.knob(name))) for name in names]
+    absent = 0 if a.plan.revision == b.plan.revision else "-"  # an optional knob, or one of another revision
+    rows += [(name, str(a.plan.knobs.get(name, absent)), str(b.plan.knobs.get(name, absent))) for name in names]
     return [row for row in rows if row[1] != row[2]]
 
 

@@ -34,8 +34,9 @@ def knob_table(worse: Variant, better: Variant, names: tuple[str, str]) -> list[
     """The knobs that differ as a table, the others in one line."""
     assert worse.plan is not None and better.plan is not None
     rows: list[tuple[str, object, object]] = [("b_layout", worse.b_layout, better.b_layout)]
+    absent = 0 if worse.plan.revision == better.plan.revision else "-"  # an optional knob, or one of another revision
     rows += [
-        (name, worse.plan.knob(name), better.plan.knob(name))
+        (name, worse.plan.knobs.get(name, absent), better.plan.knobs.get(name, absent))
         for name in dict.fromkeys((*better.plan.knobs, *worse.plan.knobs))
     ]
     differ = [row for row in rows if row[1] != row[2]]

@@ -21,8 +21,8 @@ def likely_recorded(
     families: Mapping[str, Family],
 ) -> list[Plan]:
     """``first``, which the model ranks first and the recording took; then what most of the ``near`` shapes (closest
-    first) hold; and of a kernel that is recorded here the other launches, which the model expects to be as quick. The
-    two add what a recording by an earlier model, or of fewer plans, took in ``first``'s place."""
+    first) hold; and of a kernel that is recorded here the other launches, whose estimates differ little. The two add
+    what a recording by an earlier model, or of fewer plans, took in ``first``'s place."""
     kernels = {_kernel(t.plan, families) for t in trials if t.plan is not None and t.status is not Status.NOT_RECORDED}
     known = {plan.plan_id for plan in first}
     closest = near[:NEAREST]

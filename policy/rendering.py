@@ -97,7 +97,10 @@ def family_text(family: Family, accepted: int) -> dict[str, Any]:
         "family": family.name,
         "summary": family.summary,
         "b_layouts": list(family.b_layouts),
-        "knobs": {name: {"values": list(k.values), "doc": k.doc} for name, k in family.knobs.items()},
+        "knobs": {
+            name: {"values": list(k.values), "doc": k.doc, **({"may_be_left_out": "0"} if k.optional else {})}
+            for name, k in family.knobs.items()
+        },
         "constraints": list(family.constraints),
         "accepts": list(family.accepts),
         "plans_that_accept_this_shape": accepted,

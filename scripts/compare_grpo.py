@@ -272,7 +272,7 @@ class Comparison(Stages):
         if self.given.tell and self.given.source is not None:
             optima = optima_of(cells, record)
         else:
-            optima = kept_optima(self.out / "evaluate" / "optima.json", cells, record, is_new=not self.given.tell)
+            optima = kept_optima(files.values(), cells, record)
         tables, document = tables_of(cells, optima, ["all", *asked_splits(self.given.split)], self.budgets)
         if not tables:
             raise Failed(f"{self.out} holds nothing that was played at shapes of {record}")

@@ -15,6 +15,7 @@ count by the cube of how near the better one comes to the best of its shape: too
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from collections import defaultdict
@@ -37,10 +38,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.rows < 1 or given.whole <= given.rows:
         sys.exit("error: --rows is 1 or more, and --whole is more than that")
-    try:
-        device = ReplayDevice(given.record)
-    except DeviceBroken as error:
-        sys.exit(f"error: {error}")
+    device = ReplayDevice(given.record)
     families = load_families()
     known = {task.task_id: task for task in device.records.tasks()}
     ratios: dict[str, list[float]] = defaultdict(list)
@@ -58,15 +56,21 @@ def main() -> None:
             ratio = few[best][1] / many[best][1]
             rows.append((ratio, f"| {task.dims['N']}x{task.dims['K']} | {few[best][1]:.2f} | {many[best][1]:.2f} "
                                 f"| {ratio:.2f} | {many[best][0].label} |"))  # fmt: skip
-    if not rows:
-        sys.exit(f"error: no N and K are recorded at both M = {given.rows} and M = {given.whole}")
-    print(f"| A is fetched by | plans | {given.rows} rows / {given.whole} rows: least, median, most |\n|---|---|---|")
+    if rows:
+        print_rows(ratios, rows, given.rows, given.whole)
+    else:
+        print(f"no N and K are recorded at both M = {given.rows} and M = {given.whole}")
+    print_pairs(device, families, known.values())
+
+
+def print_rows(ratios: Mapping[str, list[float]], rows: list[tuple[float, str]], few: int, whole: int) -> None:
+    """The same plans at ``few`` rows and at ``whole``."""
+    print(f"| A is fetched by | plans | {few} rows / {whole} rows: least, median, most |\n|---|---|---|")
     for name, found in sorted(ratios.items()):
         print(f"| {name} | {len(found)} | {min(found):.2f}, {statistics.median(found):.2f}, {max(found):.2f} |")
-    print(f"\n| N x K | us at {given.rows} | us at {given.whole} | ratio | the quickest plan at {given.whole} |")
+    print(f"\n| N x K | us at {few} | us at {whole} | ratio | the quickest plan at {whole} |")
     print("|---|---|---|---|---|")
     print("\n".join(line for _, line in sorted(rows, reverse=True)))
-    print_pairs(device, families, known.values())
 
 
 def print_pairs(device: ReplayDevice, families: Mapping[str, Family], tasks: Iterable[Task]) -> None:
@@ -109,4 +113,12 @@ def fetched(plan: Plan) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`; what is left of it goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (DeviceBroken, OSError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

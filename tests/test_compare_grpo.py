@@ -291,8 +291,18 @@ def test_what_was_played_is_told_against_the_record_that_it_was_played_on(played
     of["best"] *= 2
     kept.write_text(json.dumps(document))
     assert tell(played).stdout != first.stdout
-    kept.write_text('{"device"')
-    refused(tell(played), "optima.json cannot be used")
+    for damage, why in (('{"device"', "Invalid JSON"), (json.dumps({**document, "shapes": [of, of]}), "there twice")):
+        kept.write_text(damage)
+        refused(tell(played), why)
+    of["best"] = -1.0
+    kept.write_text(json.dumps(document))
+    refused(tell(played), "at least 0")
+    kept.write_text(json.dumps({**document, "shapes": document["shapes"][:3]}))
+    assert tell(played).returncode == 0
+    assert len(json.loads(kept.read_text())["shapes"]) == len(document["shapes"]), "the rest is of today's record"
+    newer = kept.stat().st_mtime + 5
+    os.utime(played / "evaluate" / "best.jsonl", (newer, newer))
+    assert tell(played).returncode == 0 and kept.stat().st_mtime != newer - 5, "played anew, told anew"
     kept.unlink()
     again = tell(played)
     assert again.returncode == 0 and kept.is_file(), "of today's record"

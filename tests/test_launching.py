@@ -284,7 +284,7 @@ def test_a_resolved_map_never_reaches_past_its_tensor(m: int, k: int, box_m: int
     assert all(s % 16 == 0 for s in arg.value.stride_bytes)
 
 
-def test_with_ragged_no_box_is_taller_than_the_operand_and_tiles_cover_it() -> None:
+def test_with_ragged_no_box_is_taller_than_the_operand() -> None:
     """Few rows that fill no tile: of A nothing past the last one is fetched. Without it boxes are whole tiles."""
     seen = set[str]()
     for family in load_families().values():

@@ -82,7 +82,8 @@ def held_out(task: Task, fitted: Fitted | None = None) -> Constants:
 
 def columns(plans: Sequence[Plan]) -> Columns:
     """Plans of one family as arrays, a knob each; B_NK is 1 where B is stored N x K."""
-    found = {name: np.array([plan.knobs[name] for plan in plans], float) for name in plans[0].knobs}
+    names = dict.fromkeys(name for plan in plans for name in plan.knobs)
+    found = {name: np.array([plan.knob(name) for plan in plans], float) for name in names}
     return found | {"B_NK": np.array([plan.b_layout == "nk" for plan in plans], float)}
 
 

@@ -23,8 +23,8 @@ SM_REGISTERS = 65_536
 SM_THREADS = 2_048
 SM_CTAS = 32
 #: What rows of a tile that A does not have add to its time, as a part of it, where few rows are all that there is: by
-#: least squares over the same plans with and without RAGGED at 21 shapes. Over all that was recorded since,
-#: scripts/ragged_rows.py finds 0.3 to 0.5 and 2.3; which of two twins comes first is the same.
+#: least squares over the same plans with and without RAGGED at 21 shapes, measured before the record held any. Over all
+#: that it holds scripts/ragged_rows.py finds 0.3 to 0.5 and 2.3. Families without RAGGED are charged the same.
 MISSING_ROWS_TMA, MISSING_ROWS_COPY = 0.6, 1.5
 FEW_ROWS = 512
 GPC_SMS = 16  # 16 or 18 on an H200; CTAs of a plain launch fill one GPC after the other (docs/kernels.md)

@@ -39,7 +39,7 @@ class Filter:
             if knob not in family.knobs:
                 raise FilterError(f"{name} has no knob '{knob}'; it has {', '.join(family.knobs)}")
             allowed = family.knobs[knob].values
-            values = tuple(int(value) if value.isdigit() else -1 for value in listed.split(","))
+            values = tuple(int(v) if v.isascii() and v.isdigit() and len(v) < 10 else -1 for v in listed.split(","))
             if not set(values) <= set(allowed):
                 raise FilterError(f"{name}: knob {knob} is one of {', '.join(map(str, allowed))}, not '{listed}'")
             knobs[knob] = values

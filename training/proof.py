@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
 
 from policy.settings import LOCAL_QUOTA
 from tools.families import load_families
 from tools.records import Record, Task
 from tools.replay import ReplayDevice
+from tools.text_files import UnreadableFile, irregular, read_text
+from tools.validation import first_problem
 from training.card import Run, Stage, card
 from training.errors import TrainingError
 from training.evaluate import Cell
@@ -32,6 +36,7 @@ OF_PRUNED = (
     "that these policies hardly ever propose a plan that is not recorded; searches choose among all plans, and such a "
     "proposal costs them an evaluation. So nothing is compared with a search here."
 )
+OPTIMA_BYTES = 64 << 20
 #: What an adapter may weigh: it travels with the repository.
 ADAPTER_BYTES = 12_000_000
 _WEIGHTS = "adapter_model.safetensors"
@@ -56,7 +61,7 @@ def cells_of(files: Mapping[str, Path]) -> dict[str, list[Cell]]:
 
 class Optimum(Record):
     task: Task
-    best: float
+    best: float = Field(ge=0, lt=1000, allow_inf_nan=False)
     is_complete: bool
 
 
@@ -65,6 +70,12 @@ class Optima(Record):
 
     device: str
     shapes: tuple[Optimum, ...]
+
+    @model_validator(mode="after")
+    def _each_once(self) -> Self:
+        if len({one.task.task_id for one in self.shapes}) < len(self.shapes):
+            raise ValueError("a shape is there twice")
+        return self
 
 
 def optima_of(cells: Mapping[str, Sequence[Cell]], record: Path) -> Optima:
@@ -80,22 +91,35 @@ def optima_of(cells: Mapping[str, Sequence[Cell]], record: Path) -> Optima:
         device.close()
 
 
-def kept_optima(path: Path, cells: Mapping[str, Sequence[Cell]], record: Path, is_new: bool) -> Optima:
-    """As ``path`` has them, which lies beside the cells: a record that has grown since, or families that have, must not
-    move what was played before. It is made where there is none, or anew where something was played. Raises
-    TrainingError for a damaged one."""
-    if is_new or not path.is_file():
-        found = optima_of(cells, record)
-        with replacing(path) as new:
-            new.write_text(found.to_json() + "\n", encoding="utf-8")
-        return found
+def kept_optima(files: Iterable[Path], cells: Mapping[str, Sequence[Cell]], record: Path) -> Optima:
+    """As they were kept beside the ``files`` of cells: a record that has grown since, or families that have, must not
+    move what was played before. They are made where there are none, anew where a file of cells is newer, and get what
+    they lack of the cells' shapes from today's record. Raises TrainingError for damaged ones."""
+    there = [file for file in files if file.is_file()]
+    path = there[0].parent / "optima.json"
+    if not path.exists():
+        return _keep(path, optima_of(cells, record))
+    if why := irregular(path):
+        raise TrainingError(f"{path} {why}: move it away")
+    if any(file.stat().st_mtime > path.stat().st_mtime for file in there):
+        return _keep(path, optima_of(cells, record))
     try:
-        return Optima.from_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise TrainingError(
-            f"{path} cannot be used ({reason}): get it again, or delete it for today's record"
-        ) from error
+        kept = Optima.from_json(read_text(path, "what was recorded at the shapes", OPTIMA_BYTES))
+    except ValidationError as error:
+        where, message = first_problem(error)
+        raise TrainingError(f"{path} cannot be used: {where}: {message}; delete it for today's record") from error
+    except UnreadableFile as error:
+        raise TrainingError(f"{error}; delete it for today's record") from error
+    known = {one.task.task_id for one in kept.shapes}
+    lacking = {row: [cell for cell in own if cell.task_id not in known] for row, own in cells.items()}
+    more = optima_of(lacking, record).shapes if any(lacking.values()) else ()
+    return _keep(path, kept.model_copy(update={"shapes": (*kept.shapes, *more)})) if more else kept
+
+
+def _keep(path: Path, optima: Optima) -> Optima:
+    with replacing(path) as new:
+        new.write_text(optima.to_json() + "\n", encoding="utf-8")
+    return optima
 
 
 def tables_of(

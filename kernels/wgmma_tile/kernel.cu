@@ -9,7 +9,7 @@
 // all send it their partial sums (st.async, counted by an mbarrier, if there is a cluster), and it adds them first slice to last,
 // so that the result does not depend on timing. A slice without any steps sends zeros. Tails: the loads fill K with zeros; rows
 // and columns outside the matrices are zeros (TMA) or repeat the last ones (cp.async), and are not stored. Rows that are not there
-// cost more than rows that are, up to twice the time, wherever they are fetched from: with RAGGED none is. Boxes of A, and copies,
+// cost more than rows that are, up to twice the time by TMA and more by cp.async: with RAGGED none is fetched. Boxes of A, and copies,
 // have no more rows than A; if it has more than a tile, the last tile begins BM rows before the end, and what it shares with the
 // one before comes out of both alike, bit for bit.
 #pragma nv_diag_suppress 177  // the headers have more than this kernel uses
@@ -173,6 +173,7 @@ DEVICE void multiply(float (&acc)[BN / 2], u32 ring, const Barriers& bar, u32 co
 // pass through the warp's own `scratch`, chunks PITCH bytes apart, rows of a chunk permuted so that no banks conflict.
 template <u32 COUNT, u32 PITCH>
 DEVICE void store_rows(const float (&d)[COUNT * 4], unsigned char* scratch, const OutputTile& tile, u32 row, u32 column, u32 lane) {
+  static_assert(COUNT == 1 || COUNT % 2 == 0, "chunks are stored in pairs");
   constexpr u32 WIDE = COUNT % 8 == 0 ? 8 : COUNT % 4 == 0 ? 4 : COUNT % 2 == 0 ? 2 : 1, SPREAD = 8 / WIDE;
   if constexpr (COUNT == 1) {
 #pragma unroll

@@ -291,12 +291,13 @@ def test_what_was_played_is_told_against_the_record_that_it_was_played_on(played
     of["best"] *= 2
     kept.write_text(json.dumps(document))
     assert tell(played).stdout != first.stdout
-    for damage, why in (('{"device"', "Invalid JSON"), (json.dumps({**document, "shapes": [of, of]}), "there twice")):
+    for damage, why in (('{"device"', "is not JSON"), (json.dumps({**document, "shapes": [of, of]}), "there twice")):
         kept.write_text(damage)
         refused(tell(played), why)
     of["best"] = -1.0
     kept.write_text(json.dumps(document))
     refused(tell(played), "at least 0")
+    of["best"] = 1.0
     kept.write_text(json.dumps({**document, "shapes": document["shapes"][:3]}))
     assert tell(played).returncode == 0
     assert len(json.loads(kept.read_text())["shapes"]) == len(document["shapes"]), "the rest is of today's record"

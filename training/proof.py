@@ -107,7 +107,8 @@ def kept_optima(files: Iterable[Path], cells: Mapping[str, Sequence[Cell]], reco
         kept = Optima.from_json(read_text(path, "what was recorded at the shapes", OPTIMA_BYTES))
     except ValidationError as error:
         where, message = first_problem(error)
-        raise TrainingError(f"{path} cannot be used: {where}: {message}; delete it for today's record") from error
+        why = f"{where}: {message}" if where else message
+        raise TrainingError(f"{path} cannot be used: {why}; delete it for today's record") from error
     except UnreadableFile as error:
         raise TrainingError(f"{error}; delete it for today's record") from error
     known = {one.task.task_id for one in kept.shapes}

@@ -11,7 +11,7 @@ from inspection.trace import PENDING, Trace, TraceStep
 from inspection.words import named, outcome, title
 from memory.contrast import failure_lines, verdict
 from memory.contrast_budget import one_line
-from memory.contrast_diff import source_diff
+from memory.contrast_diff import knob_rows, source_diff
 from memory.contrast_metrics import compare_profiles as compared
 from memory.exemplars_read import Tried
 from tools.records import ProfileResult, Record, Status, Variant
@@ -354,11 +354,7 @@ def _last(trace: Trace) -> list[str]:
 def _knobs(a: Variant, b: Variant) -> list[tuple[str, str, str]]:
     if a.plan is None or b.plan is None or a.plan.family != b.plan.family:
         return []
-    names = dict.fromkeys((*a.plan.knobs, *b.plan.knobs))
-    rows: list[tuple[str, str, str]] = [("b_layout", a.b_layout, b.b_layout)]
-    absent = 0 if a.plan.revision == b.plan.revision else "-"  # an optional knob, or one of another revision
-    rows += [(name, str(a.plan.knobs.get(name, absent)), str(b.plan.knobs.get(name, absent))) for name in names]
-    return [row for row in rows if row[1] != row[2]]
+    return [(name, str(old), str(new)) for name, old, new in knob_rows(a.plan, b.plan) if old != new]
 
 
 def _rows(a: ProfileResult | None, b: ProfileResult | None) -> Iterator[MetricRow]:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Sequence
 
 from memory.contrast_budget import Block, one_line, source_lines
-from tools.records import Variant
+from tools.records import Plan, Variant
 
 #: Lines of a source that are compared: difflib takes time with the square of what differs.
 MAX_LINES = 4000
@@ -30,15 +30,17 @@ def difference(worse: Variant, better: Variant, names: tuple[str, str], priority
     return Block("diff", tuple(lines), priority, "diff", title, cuttable=True)
 
 
+def knob_rows(a: Plan, b: Plan) -> list[tuple[str, object, object]]:
+    """The layout and the knobs of two plans of a family, side by side."""
+    absent = 0 if a.revision == b.revision else "-"  # an optional knob, or one of another revision
+    names = dict.fromkeys((*a.knobs, *b.knobs))
+    return [("b_layout", a.b_layout, b.b_layout), *((n, a.knobs.get(n, absent), b.knobs.get(n, absent)) for n in names)]
+
+
 def knob_table(worse: Variant, better: Variant, names: tuple[str, str]) -> list[str]:
     """The knobs that differ as a table, the others in one line."""
     assert worse.plan is not None and better.plan is not None
-    rows: list[tuple[str, object, object]] = [("b_layout", worse.b_layout, better.b_layout)]
-    absent = 0 if worse.plan.revision == better.plan.revision else "-"  # an optional knob, or one of another revision
-    rows += [
-        (name, worse.plan.knobs.get(name, absent), better.plan.knobs.get(name, absent))
-        for name in dict.fromkeys((*better.plan.knobs, *worse.plan.knobs))
-    ]
+    rows = knob_rows(worse.plan, better.plan)
     differ = [row for row in rows if row[1] != row[2]]
     same = [f"{name} = {value}" for name, value, other in rows if value == other]
     table = [f"Both are plans of {worse.plan.family}."]

@@ -27,14 +27,17 @@ class RecordedTimes:
         self._is_asked = is_asked
         self._records: RecordReader | None = None
         self._known: dict[str, Measured] = {}
+        self._near: dict[str, list[Measured]] = {}
 
     @property
     def gpu(self) -> DeviceInfo:
         return self._reader.device
 
     def near(self, task: Task) -> list[Measured]:
-        """Closest first."""
-        return [self._at(other) for other in nearest(task, self._task_ids, ASKED)]
+        """Closest first. A search asks at every turn."""
+        if task.task_id not in self._near:
+            self._near[task.task_id] = [self._at(other) for other in nearest(task, self._task_ids, ASKED)]
+        return self._near[task.task_id]
 
     def close(self) -> None:
         if self._records is not None:

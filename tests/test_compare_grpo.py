@@ -281,7 +281,7 @@ def test_where_nothing_was_played_nothing_is_told(played: Path) -> None:
     assert not mistyped.exists()
 
 
-def test_what_was_played_is_told_against_the_record_that_it_was_played_on(played: Path, tmp_path: Path) -> None:
+def test_what_was_played_is_told_against_the_record_that_it_was_played_on(played: Path) -> None:
     """A record that grows, or families that do, must not move a table that documents quote."""
     kept = played / "evaluate" / "optima.json"
     document = json.loads(kept.read_text())

@@ -16,7 +16,7 @@ from tools.manifest_checks import OPERATIONS, check_fields, combinations
 from tools.manifest_files import ManifestError as ManifestError
 from tools.manifest_files import inline_includes, read_manifest
 from tools.paths import kernels_dir
-from tools.records import BLayout, Family, Plan, Task, Variant, content_hash
+from tools.records import BLayout, Family, Knob, Plan, Task, Variant, content_hash
 from tools.source_text import without_comments
 from tools.validation import first_problem
 
@@ -170,18 +170,23 @@ def _named(family: Family, values: Mapping[str, int]) -> dict[str, int]:
 def render(family: Family, plan: Plan) -> Variant:
     """The variant of a plan: knobs as macros before the source, knobs as constants in the launch spec."""
     values = {name: plan.knob(name) if knob.optional else plan.knobs[name] for name, knob in family.knobs.items()}
-    macros = {n: v for n, v in values.items() if not family.knobs[n].runtime}
-    macros["B_NK"] = int(plan.b_layout == "nk")
-    defines = "".join(f"#define {name} {value}\n" for name, value in macros.items())
     constants = {**values, **family.launch.constants}
     return Variant(
-        source=defines + family.source,
+        source=defines(plan, family.knobs) + family.source,
         launch=family.launch.model_copy(update={"constants": constants}),
         b_layout=plan.b_layout,
         flags=family.flags,
         plan=plan,
         accepts=family.accepts,
     )
+
+
+def defines(plan: Plan, knobs: Mapping[str, Knob]) -> str:
+    """The macros before a plan's source; run-time knobs change launch arguments only. What ``knobs`` does not have, of
+    another revision or of a family that is not here, is a macro."""
+    values = {name: plan.knob(name) for name, knob in knobs.items() if name in plan.knobs or knob.optional} | plan.knobs
+    macros = {name: value for name, value in values.items() if name not in knobs or not knobs[name].runtime}
+    return "".join(f"#define {n} {v}\n" for n, v in {**macros, "B_NK": int(plan.b_layout == "nk")}.items())
 
 
 def content_id(family: Family) -> str:

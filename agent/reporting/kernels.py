@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agent.reporting.measured import Measured
 from agent.reporting.model import Kernel, ShapeReport, Source
+from tools.families import defines
 from tools.records import Family, Plan
 
 #: Raw sources beyond this many characters in all are named, not shown, so that a page stays one that opens.
@@ -27,6 +28,7 @@ def describe_kernels(
     kernels = []
     for key, where in sorted(best_at.items(), key=lambda item: (-len(item[1]), item[0])):
         plan = measured.plans.get(key)
+        family = families.get(plan.family) if plan else None
         compiled = measured.compiled.get(key)
         sanitized = next((result for (_, k), result in measured.sanitized.items() if k == key), None)
         source, note = _source(measured, families, key, plan, sources)
@@ -38,7 +40,7 @@ def describe_kernels(
                 family=plan.family if plan else None,
                 revision=plan.revision if plan else None,
                 knobs=plan.knobs if plan else {},
-                defines=_defines(families, plan) if plan else "",
+                defines=defines(plan, family.knobs if family else {}) if plan else "",
                 source=source,
                 source_note=note,
                 registers=compiled.registers if compiled else None,
@@ -75,12 +77,3 @@ def _source(
         return None, f"left out for its length: `agent show --source {key}` prints it"
     sources[key] = Source(source_id=key, title=variant.label, text=variant.source)
     return key, ""
-
-
-def _defines(families: Mapping[str, Family], plan: Plan) -> str:
-    """As tools.families.render writes them; run-time knobs change launch arguments only."""
-    family = families.get(plan.family)
-    knobs = family.knobs if family else {}
-    values = plan.knobs | {name: plan.knob(name) for name, knob in knobs.items() if knob.optional}
-    macros = {name: value for name, value in values.items() if name not in knobs or not knobs[name].runtime}
-    return "".join(f"#define {n} {v}\n" for n, v in {**macros, "B_NK": int(plan.b_layout == "nk")}.items())
